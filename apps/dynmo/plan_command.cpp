@@ -141,12 +141,10 @@ void add_plan_options(CLI::App& command, PlanFlags& flags) {
       .add_option("--schedule", flags.schedule,
                   fmt::format("{}, or auto for the best", fmt::join(schedule_names(), ", ")))
       ->default_str(kSchedule);
-  command
-      .add_option(
-          "--recompute", flags.recompute,
-          "Layers that run forward again instead of keeping activations: none, whole (all), "
-          "or auto: as few as the memory asks for")
-      ->default_str(kRecompute);
+  command.add_option(
+      "--recompute", flags.recompute,
+      "Layers that run forward again instead of keeping activations: none, whole (all), "
+      "or auto: as few as the memory asks for; default auto with --model, else none");
   command.add_option("--from", flags.from, "The plan in force: what moves, and what it gains")
       ->option_text("PLAN.json");
   command.add_flag("--place", flags.place,

@@ -60,9 +60,6 @@ Expected<void> check_sources(const PlanFlags& flags) {
     return wrong("--memory goes with --ranks; the ranks of --cluster have memory_bytes each");
   }
   if (flags.slack && !flags.pack) return wrong("--slack goes with --pack");
-  if (flags.pack && flags.recompute.value_or("none") != "none") {
-    return wrong("--recompute with --pack: wanted one of them");
-  }
   return {};
 }
 
@@ -122,7 +119,7 @@ Expected<config::Config> take_config(PlanFlags& flags) {
   take(flags.micro_batches, config.batch.micro_batches);
   take(flags.balancer, config.pipeline.balancer);
   take(flags.schedule, config.pipeline.schedule);
-  if (!flags.pack) take(flags.recompute, config.pipeline.recompute);
+  take(flags.recompute, config.pipeline.recompute);
   return config;
 }
 
@@ -211,17 +208,19 @@ Expected<plan::Question> read_question(const PlanFlags& given) {
   if (const std::string schedule = flags.schedule.value_or(kSchedule); schedule != "auto") {
     DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(schedule));
   }
-  const auto recompute = plan::parse_recompute(flags.recompute.value_or(kRecompute));
-  if (!recompute) {
-    return make_error(ErrorCode::kBadInput, "--recompute: {}", recompute.error().message);
-  }
-  question.recompute = *recompute;
   question.micro_batches = static_cast<int>(flags.micro_batches.value_or(kMicroBatches));
   question.place = flags.place;
   question.pack = flags.pack;
   question.slack = flags.slack.value_or(0);
   if (flags.evaluations) question.evaluations = *flags.evaluations;
   DYNMO_TRY(read_model(flags, config, question));
+  if (flags.recompute) {
+    const auto recompute = plan::parse_recompute(*flags.recompute);
+    if (!recompute) {
+      return make_error(ErrorCode::kBadInput, "--recompute: {}", recompute.error().message);
+    }
+    question.recompute = *recompute;
+  }
   DYNMO_TRY(read_cluster(flags, question));
   if (flags.from) DYNMO_TRY(read_from(*flags.from, question));
   return question;

@@ -16,7 +16,6 @@ namespace dynmo::app {
 inline constexpr std::int64_t kMicroBatches = 32;
 inline constexpr const char* kBalancer = "search";
 inline constexpr const char* kSchedule = "auto";
-inline constexpr const char* kRecompute = "none";
 
 struct PlanFlags {
   std::optional<std::string> profile;

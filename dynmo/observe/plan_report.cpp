@@ -301,7 +301,7 @@ PlanReport report_of(const plan::Question& question, const plan::Answer& answer)
                     .made_by = made_by(answer.proposal, question),
                     .compared = comparisons(question),
                     .migration = {},
-                    .recomputed = answer.recomputed,
+                    .recomputed = answer.proposal.recomputed,
                     .head_room = question.head_room,
                     .links = question.links,
                     .costs = question.costs,

@@ -16,16 +16,9 @@ using schedule::DuePolicy;
 constexpr int kWhole = DuePolicy::kWhole;
 constexpr int kMaxOffset = 40 * kWhole;
 
-// Times of layers are summed in parts of a nanosecond, so that the sums round as those of the
-// replay do.
-constexpr int kPartBits = 10;
-
-std::int64_t in_parts(double seconds) {
-  return std::llround(seconds * 1e9 * (std::int64_t{1} << kPartBits));
-}
-
 std::int64_t slowed(std::int64_t parts, double speed) {
-  const std::int64_t time = (parts + (std::int64_t{1} << (kPartBits - 1))) >> kPartBits;
+  const std::int64_t time =
+      (parts + (std::int64_t{1} << (Prefixes::kPartBits - 1))) >> Prefixes::kPartBits;
   return speed == 1 ? time : std::llround(static_cast<double>(time) / speed);
 }
 
@@ -69,27 +62,6 @@ void delay_gradients(DuePolicy& policy, int delay) {
 
 }  // namespace
 
-Prefixes::Prefixes(const cost::ModelCost& model) : frozen_layers(model.frozen_layers()) {
-  for (auto* sums : {&forward, &input_gradient, &weight_gradient, &update, &stash, &state}) {
-    sums->push_back(0);
-  }
-  const auto add = [](std::vector<std::int64_t>& sums, std::int64_t value) {
-    sums.push_back(sums.back() + value);
-  };
-  for (int i = 0; i < model.size(); ++i) {
-    const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
-    const bool runs_back = i >= frozen_layers;
-    const bool trains = runs_back && !layer.frozen;
-    add(forward, in_parts(layer.forward_s));
-    add(input_gradient, runs_back ? in_parts(layer.backward_input_s) : 0);
-    add(weight_gradient, trains ? in_parts(layer.backward_weight_s) : 0);
-    add(update, trains ? in_parts(layer.update_s) : 0);
-    add(stash, runs_back ? layer.activation_bytes.value : 0);
-    add(state, cost::state_bytes(layer).value);
-    boundary.push_back(layer.boundary_bytes);
-  }
-}
-
 Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster,
                    int micro_batches, std::vector<Rank> placement, Starts starts,
                    std::uint64_t seed, std::int64_t actions)
@@ -103,6 +75,7 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
   now_.layout.placement = std::move(placement);
   now_.layout.bounds.resize(static_cast<std::size_t>(stages) + 1, 0);
   now_.layout.policy.offsets.resize(static_cast<std::size_t>(stages));
+  now_.layout.again.resize(static_cast<std::size_t>(stages), model.layers());
   const auto work = [&](int layer) {
     const auto i = static_cast<std::size_t>(layer);
     return model_.forward[i] + model_.input_gradient[i] + model_.weight_gradient[i];
@@ -184,10 +157,12 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance bal
     const std::size_t rank = now_.layout.placement[s].index();
     const std::int64_t work =
         slowed(model_.forward[j] - model_.forward[i] + model_.input_gradient[j] -
-                   model_.input_gradient[i] + model_.weight_gradient[j] - model_.weight_gradient[i],
+                   model_.input_gradient[i] + model_.weight_gradient[j] -
+                   model_.weight_gradient[i] + model_.again[j] - model_.again[i],
                cluster_.ranks[rank].speed);
     scratch_.load[rank] += work;
-    scratch_.need[rank] += model_.state[j] - model_.state[i] + model_.stash[j] - model_.stash[i];
+    scratch_.need[rank] += model_.state[j] - model_.state[i] + model_.stash[j] - model_.stash[i] -
+                           model_.saved[j] + model_.saved[i];
     total += work;
     squares += SignedWide{work} * work;
   }
@@ -247,6 +222,10 @@ bool Annealer::load(const Layout& layout) {
     } else {
       loaded_.stages.push_back({layout.placement[s].value, first, end, static_cast<int>(s)});
     }
+    const auto i = static_cast<std::size_t>(first);
+    const auto j = static_cast<std::size_t>(std::min(end, first + layout.again[s]));
+    loaded_.stages.back().again += model_.again[j] - model_.again[i];
+    loaded_.stages.back().saved += model_.saved[j] - model_.saved[i];
   }
   const auto ranks = static_cast<std::size_t>(cluster_.size());
   loaded_.shape.ranks = cluster_.size();
@@ -256,6 +235,7 @@ bool Annealer::load(const Layout& layout) {
   loaded_.policy.offsets.clear();
   scratch_.state.assign(ranks, 0);
   scratch_.need.assign(ranks, 0);
+  scratch_.restored.assign(ranks, 0);
   scratch_.load.assign(ranks, 0);
   for (std::size_t s = 0; s < loaded_.stages.size(); ++s) {
     const Stage& stage = loaded_.stages[s];
@@ -263,14 +243,16 @@ bool Annealer::load(const Layout& layout) {
     const auto j = static_cast<std::size_t>(stage.end);
     const auto rank = static_cast<std::size_t>(stage.rank);
     const double speed = cluster_.ranks[rank].speed;
-    const auto time = [&](const std::vector<std::int64_t>& sums) {
-      return slowed(sums[j] - sums[i], speed);
+    const auto time = [&](const std::vector<std::int64_t>& sums, std::int64_t more = 0) {
+      return slowed(sums[j] - sums[i] + more, speed);
     };
     loaded_.shape.stages.push_back({Rank{stage.rank}, stage.end <= model_.frozen_layers});
-    schedule::StageTiming timing{.forward = Nanoseconds{time(model_.forward)},
-                                 .input_gradient = Nanoseconds{time(model_.input_gradient)},
-                                 .weight_gradient = Nanoseconds{time(model_.weight_gradient)},
-                                 .stash = Bytes{model_.stash[j] - model_.stash[i]}};
+    schedule::StageTiming timing{
+        .forward = Nanoseconds{time(model_.forward)},
+        .input_gradient = Nanoseconds{time(model_.input_gradient, stage.again)},
+        .weight_gradient = Nanoseconds{time(model_.weight_gradient)},
+        .stash = Bytes{model_.stash[j] - model_.stash[i] - stage.saved},
+        .restored = Bytes{std::max<std::int64_t>(stage.saved, 0)}};
     if (s > 0) {
       timing.activation_transfer =
           transfer(cluster_, loaded_.stages[s - 1].rank, stage.rank, model_.boundary[i - 1]);
@@ -283,12 +265,13 @@ bool Annealer::load(const Layout& layout) {
     scratch_.load[rank] += time(model_.update);
     scratch_.state[rank] += model_.state[j] - model_.state[i];
     scratch_.need[rank] += timing.stash.value;
+    scratch_.restored[rank] = std::max(scratch_.restored[rank], timing.restored.value);
     loaded_.policy.offsets.push_back(layout.policy.offsets[static_cast<std::size_t>(stage.origin)]);
   }
   loaded_.limits.clear();
   for (std::size_t r = 0; r < ranks; ++r) {
     loaded_.limits.push_back(cluster_.ranks[r].memory - Bytes{scratch_.state[r]});
-    if (scratch_.need[r] > loaded_.limits[r].value) return false;
+    if (scratch_.need[r] + scratch_.restored[r] > loaded_.limits[r].value) return false;
   }
   loaded_.update = *std::max_element(scratch_.load.begin(), scratch_.load.end());
   loaded_.policy.forward = layout.policy.forward;
@@ -424,6 +407,21 @@ void Annealer::move_offset(DuePolicy& policy) {
   value = std::clamp(value + pick(-kWhole, kWhole), -kMaxOffset, kMaxOffset);
 }
 
+// More or fewer recomputed layers, of one stage or now and then of all.
+void Annealer::move_again(Layout& layout) {
+  const auto stages = static_cast<int>(layout.again.size());
+  const int only = pick(0, 7) == 0 ? -1 : pick(0, stages - 1);
+  const int step = pick(0, 1) == 0 ? pick(1, 2) : -pick(1, 2);
+  for (int s = 0; s < stages; ++s) {
+    if (only >= 0 && s != only) continue;
+    const auto i = static_cast<std::size_t>(s);
+    const int layers = layout.bounds[i + 1] - layout.bounds[i];
+    const int next = std::clamp(std::min(layout.again[i], layers) + step, 0, layers);
+    // A stage that recomputes all of its layers goes on to when it gets more.
+    layout.again[i] = next == layers ? model_.layers() : next;
+  }
+}
+
 void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   const Exponential exponential;
   const std::int64_t start = spent_;
@@ -434,8 +432,11 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   Layout trial = now_.layout;
   while (spent_ - start < actions) {
     trial = now_.layout;
-    const int move = pick(0, 99);
-    if (move < 65) {
+    const bool chooses = model_.recompute == Recompute::kAuto && pick(0, 4) == 0;
+    const int move = chooses ? 100 : pick(0, 99);
+    if (chooses) {
+      move_again(trial);
+    } else if (move < 65) {
       move_bounds(trial.bounds);
     } else if (move < 80) {
       move_policy(trial.policy);

@@ -15,22 +15,30 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/adaptive.h"
 
 namespace dynmo::plan::internal {
 
-// A model as prefix sums over its layers (layers + 1 of each), times in 1/1024 ns at speed 1.
+// A model as prefix sums over its layers (layers + 1 of each), times in 1/1024 ns at speed 1: in
+// parts of a nanosecond, so that the sums round as those of the replay do.
 struct Prefixes {
+  static constexpr int kPartBits = 10;
   std::vector<std::int64_t> forward;
   std::vector<std::int64_t> input_gradient;
   std::vector<std::int64_t> weight_gradient;
   std::vector<std::int64_t> update;
   std::vector<std::int64_t> stash;
   std::vector<std::int64_t> state;
+  // Forward time and saved bytes of the layers that may be recomputed.
+  std::vector<std::int64_t> again;
+  std::vector<std::int64_t> saved;
   std::vector<Bytes> boundary;  // by layer
   int frozen_layers = 0;
+  Recompute recompute = Recompute::kNone;
 
-  explicit Prefixes(const cost::ModelCost& model);
+  // With kWhole all layers are recomputed, with kAuto annealing chooses how many of each stage are.
+  Prefixes(const cost::ModelCost& model, Recompute recompute);
   [[nodiscard]] int layers() const { return static_cast<int>(boundary.size()); }
 };
 
@@ -40,6 +48,7 @@ struct Layout {
   std::vector<int> bounds;
   std::vector<Rank> placement;
   schedule::DuePolicy policy;  // with an offset for every stage
+  std::vector<int> again;      // so many of the first layers of each stage are recomputed
 };
 
 // Which cuts and orders annealing starts from.
@@ -75,9 +84,12 @@ class Annealer {
     int rank = 0;
     int first = 0;
     int end = 0;
-    int origin = 0;  // index in the layout
+    int origin = 0;          // index in the layout
+    std::int64_t again = 0;  // forward time that recomputation adds
+    std::int64_t saved = 0;  // bytes that it saves
     friend bool operator==(const Stage& a, const Stage& b) {
-      return a.rank == b.rank && a.first == b.first && a.end == b.end;
+      return a.rank == b.rank && a.first == b.first && a.end == b.end && a.again == b.again &&
+             a.saved == b.saved;
     }
   };
   struct Done {  // the last run that was not stopped
@@ -102,6 +114,7 @@ class Annealer {
   struct Scratch {  // kept to save allocations
     std::vector<std::int64_t> state;
     std::vector<std::int64_t> need;
+    std::vector<std::int64_t> restored;
     std::vector<std::int64_t> load;
     std::vector<std::int64_t> filler;
   };
@@ -121,6 +134,7 @@ class Annealer {
   void move_bounds(std::vector<int>& bounds);
   void move_policy(schedule::DuePolicy& policy);
   void move_offset(schedule::DuePolicy& policy);
+  void move_again(Layout& layout);
   [[nodiscard]] int pick(int low, int high) {
     return low + static_cast<int>(rng_.below(static_cast<std::uint64_t>(high - low + 1)));
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -90,20 +91,24 @@ std::vector<int> blind_cut(std::span<const double> weights, int stages) {
   return *std::move(counts);
 }
 
+std::string_view though(const Chain& chain) {
+  return chain.recompute.empty() && chain.kept.empty() ? "" : " with every layer recomputed";
+}
+
 Error infeasible(const Chain& chain, const std::vector<Rank>& placement) {
   const internal::MemoryAdvice advice = internal::advise(chain);
   if (advice.rank < 0) {
     return make_error(ErrorCode::kInfeasible,
-                      "no cut of {} layers over {} ranks fits their memory: {} bytes ({}) more on "
-                      "every rank would do, or more ranks",
-                      chain.layers(), chain.size(), advice.bytes,
+                      "no cut of {} layers over {} ranks fits their memory{}: {} bytes ({}) more "
+                      "on every rank would do, or more ranks",
+                      chain.layers(), chain.size(), though(chain), advice.bytes,
                       format_bytes(Bytes{advice.bytes}));
   }
   const std::int64_t has = chain.ranks[at(advice.rank)].memory_bytes;
   return make_error(ErrorCode::kInfeasible,
-                    "no cut of {} layers over {} ranks fits their memory: rank {} has {} bytes "
+                    "no cut of {} layers over {} ranks fits their memory{}: rank {} has {} bytes "
                     "({}), {} bytes ({}) there would do, or more ranks",
-                    chain.layers(), chain.size(), placement[at(advice.rank)], has,
+                    chain.layers(), chain.size(), though(chain), placement[at(advice.rank)], has,
                     format_bytes(Bytes{has}), advice.bytes, format_bytes(Bytes{advice.bytes}));
 }
 
@@ -122,18 +127,73 @@ bool ranks_fit(const Chain& chain, const std::vector<int>& counts,
   return true;
 }
 
+// A shape of trained stages, from which the points of every stage's memory follow.
+Expected<std::vector<std::vector<internal::Point>>> stage_points(const BalanceProblem& problem,
+                                                                 const std::vector<Rank>& placement,
+                                                                 const std::vector<int>& stashes) {
+  std::vector<std::vector<internal::Point>> points;
+  if (problem.schedule != ScheduleKind::kZbH1 && placement.size() == problem.cluster.ranks.size()) {
+    // Gradients are fused, and the first one begins while most stashes are held.
+    for (const int held : stashes)
+      points.push_back({{.held = {held}, .restored = {0}, .backward = 0}});
+    return points;
+  }
+  schedule::PipelineShape shape{
+      .ranks = problem.cluster.size(), .micro_batches = problem.micro_batches, .stages = {}};
+  for (const Rank rank : placement) shape.stages.push_back({.rank = rank, .frozen = false});
+  DYNMO_ASSIGN(const auto made, schedule::make_schedule(problem.schedule, shape));
+  const std::vector<int> local(placement.size(), 0);
+  std::vector<bool> others(placement.size(), true);
+  for (std::size_t s = 0; s < placement.size(); ++s) {
+    others[s] = false;
+    points.push_back(internal::points_of(made.ranks[placement[s].index()], local, others, 1));
+    others[s] = true;
+  }
+  return points;
+}
+
+// Lets the ranks of a chain recompute, each within its memory there.
+Expected<void> add_recomputation(Chain& chain, const BalanceProblem& problem,
+                                 const std::vector<Rank>& placement,
+                                 const std::vector<int>& stashes) {
+  DYNMO_ASSIGN(auto points, stage_points(problem, placement, stashes));
+  std::vector<double> seconds;
+  for (const cost::LayerCost& layer : problem.model.layers) seconds.push_back(layer.forward_s);
+  const auto parts =
+      internal::in_parts_of(cost::layer_work_s(problem.model, problem.micro_batches), seconds);
+  for (std::size_t s = 0; s < placement.size(); ++s) {
+    chain.recompute.push_back(std::make_shared<internal::RangeRecompute>(
+        problem.recompute, problem.model, parts, std::move(points[s]),
+        chain.ranks[s].memory_bytes));
+  }
+  chain.added_parts = std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
+  return {};
+}
+
 Expected<std::vector<int>> optimal_cut(const BalanceProblem& problem,
                                        const std::vector<Rank>& placement) {
   DYNMO_ASSIGN(const auto stashes, in_flight(problem.schedule, placement, problem.cluster.size(),
                                              problem.micro_batches));
   Chain chain = internal::chain_of(problem, placement, stashes);
-  auto counts = internal::best_cut(chain);
-  if (!counts && chain.size() == problem.cluster.size()) return infeasible(chain, placement);
-  if (counts && ranks_fit(chain, *counts, placement, problem.cluster)) return *std::move(counts);
   const std::int64_t share = chain.size() / problem.cluster.size();
-  for (internal::ChainRank& rank : chain.ranks) rank.memory_bytes /= share;
-  counts = internal::best_cut(chain);
-  if (counts) return *std::move(counts);
+  const bool recomputes = problem.recompute != Recompute::kNone;
+  const auto take_share = [&] {
+    for (internal::ChainRank& rank : chain.ranks) rank.memory_bytes /= share;
+  };
+  if (recomputes) {
+    take_share();
+    DYNMO_TRY(add_recomputation(chain, problem, placement, stashes));
+  }
+  auto counts = internal::best_cut(chain);
+  if (!counts && share == 1) return infeasible(chain, placement);
+  if (counts && (recomputes || ranks_fit(chain, *counts, placement, problem.cluster))) {
+    return *std::move(counts);
+  }
+  if (!recomputes) {
+    take_share();
+    counts = internal::best_cut(chain);
+    if (counts) return *std::move(counts);
+  }
   return make_error(ErrorCode::kInfeasible,
                     "no cut of {} layers into {} stages with a {}th of its rank's memory each was "
                     "found: give the ranks more memory, use more of them, or the search balancer",
@@ -151,10 +211,29 @@ Error infeasible_pairs(const Chain& chain) {
   };
   const auto whole = static_cast<internal::Wide>(chain.need(0, 0, chain.layers()));
   const auto extra = static_cast<std::int64_t>(internal::smallest(0, whole, roomier));
-  return make_error(ErrorCode::kInfeasible,
-                    "no V cut of {} layers over {} ranks fits their memory: {} bytes ({}) more on "
-                    "every rank would do, or more ranks",
-                    chain.layers(), chain.size(), extra, format_bytes(Bytes{extra}));
+  return make_error(
+      ErrorCode::kInfeasible,
+      "no V cut of {} layers over {} ranks fits their memory{}: {} bytes ({}) more on "
+      "every rank would do, or more ranks",
+      chain.layers(), chain.size(), though(chain), extra, format_bytes(Bytes{extra}));
+}
+
+// Stashes of layers that save anything shrink to their inputs, at the price of all of them.
+void add_divisible_recomputation(Chain& chain, const BalanceProblem& problem) {
+  std::vector<double> seconds;
+  chain.kept = {0};
+  const int frozen = problem.model.frozen_layers();
+  for (int i = 0; i < problem.model.size(); ++i) {
+    const cost::LayerCost& layer = problem.model.layers[at(i)];
+    const std::int64_t input = internal::input_bytes(problem.model, at(i)).value;
+    const bool saves = i >= frozen && layer.activation_bytes.value > input;
+    seconds.push_back(saves ? layer.forward_s : 0);
+    const std::int64_t bytes = i < frozen ? 0 : layer.activation_bytes.value;
+    chain.kept.push_back(chain.kept.back() + (saves ? input : bytes));
+  }
+  const auto parts =
+      internal::in_parts_of(cost::layer_work_s(problem.model, problem.micro_batches), seconds);
+  chain.added_parts = std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
 }
 
 Expected<std::vector<int>> v_pair_cut(const BalanceProblem& problem) {
@@ -169,7 +248,8 @@ Expected<std::vector<int>> v_pair_cut(const BalanceProblem& problem) {
   }
   const std::vector<Rank> order = schedule::loop_placement(ranks, 1);
   const std::vector<int> stashes(order.size(), std::min(problem.micro_batches, ranks));
-  const Chain chain = internal::chain_of(problem, order, stashes);
+  Chain chain = internal::chain_of(problem, order, stashes);
+  if (problem.recompute != Recompute::kNone) add_divisible_recomputation(chain, problem);
   auto counts = internal::best_v_pair(chain);
   if (!counts) return infeasible_pairs(chain);
   return *std::move(counts);
@@ -249,6 +329,17 @@ Chain chain_of(const BalanceProblem& problem, const std::vector<Rank>& placement
     chain.ranks[s].in_flight = in_flight[s];
   }
   set_speeds(chain, speeds);
+  return chain;
+}
+
+Expected<Chain> chain_of_ranks(const BalanceProblem& problem) {
+  const std::vector<Rank> ranks = placement(Balancer::kOptimal, problem);
+  DYNMO_ASSIGN(const auto stashes,
+               in_flight(problem.schedule, ranks, problem.cluster.size(), problem.micro_batches));
+  Chain chain = chain_of(problem, ranks, stashes);
+  if (problem.recompute != Recompute::kNone) {
+    DYNMO_TRY(add_recomputation(chain, problem, ranks, stashes));
+  }
   return chain;
 }
 

@@ -14,6 +14,7 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::plan {
@@ -35,13 +36,14 @@ enum class Balancer {
 [[nodiscard]] Expected<Balancer> parse_balancer(std::string_view name);
 
 struct BalanceProblem {
-  const cost::ModelCost& model;
+  const cost::ModelCost& model;  // without recomputation
   const cost::Cluster& cluster;
   int micro_batches = 1;
   schedule::ScheduleKind schedule =
       schedule::ScheduleKind::k1F1B;  // decides placement and in-flight micro-batches
   int stages_per_rank = 2;            // kInterleaved; the other kinds have a number of their own
   const Plan* current = nullptr;      // diffusion starts from it, search keeps it as a candidate
+  Recompute recompute = Recompute::kNone;
 };
 
 // Whether the kind runs two stages a rank in V placement, which kVPair cuts for.
@@ -67,6 +69,11 @@ struct BalanceProblem {
 // the same cut, in any unit of time. With several stages a rank they level stages, not ranks, and
 // kOptimal gives each stage its rank's whole memory, or, if a rank's sum then overflows, an equal
 // share of it.
+//
+// With recomputation kOptimal and kVPair count it: a stage's time is its work and the least
+// recomputation with which it fits (kAuto), or that of all layers (kWhole). kOptimal is exact for
+// one stage a rank; with several it gives each an equal share of the memory. kVPair takes layers
+// as divisible there. The other balancers cut as if nothing was recomputed.
 //
 // kBlocks reads blocks from the names of layers ("blocks.0.attention"): whatever stands before the
 // first goes with it, and what stands behind a block goes with that block.

@@ -24,4 +24,7 @@ namespace dynmo::plan::internal {
 [[nodiscard]] Chain chain_of(const BalanceProblem& problem, const std::vector<Rank>& placement,
                              const std::vector<int>& in_flight);
 
+// The chain of one stage a rank, whose ranks recompute as the problem says.
+[[nodiscard]] Expected<Chain> chain_of_ranks(const BalanceProblem& problem);
+
 }  // namespace dynmo::plan::internal

@@ -24,8 +24,7 @@ class Probe {
       : chain_(chain), limits_(work_limits(chain, bottleneck)) {}
 
   [[nodiscard]] bool fits(int rank, int first, int end) const {
-    return chain_.work[at(end)] - chain_.work[at(first)] <= limits_[at(rank)] &&
-           chain_.need(rank, first, end) <= chain_.ranks[at(rank)].memory_bytes;
+    return chain_.fits(rank, first, end, limits_[at(rank)]);
   }
 
   // The outermost starts a rank can have, were empty ranks allowed: rank s starts in [low[s],
@@ -141,7 +140,8 @@ struct Level {
 
 // Fills a Level by divide and conquer: squares of range sums are a Monge array, limits that only
 // cut off long ranges keep it one, so the leftmost best end never moves left as the start moves
-// right.
+// right. With recomputation they need not be one: the cut keeps the limits, and its sum of squares
+// is small, not least.
 class LevelSolver {
  public:
   LevelSolver(const Chain& chain, const Probe& probe, int rank, const Level& next)
@@ -174,7 +174,7 @@ class LevelSolver {
   [[nodiscard]] Wide cost(int start, int end) const {
     const Wide rest = next_.best[at(end - next_.low)];
     if (rest == kInfinite) return kInfinite;
-    const auto time = static_cast<Wide>(chain_.work[at(end)] - chain_.work[at(start)]) *
+    const auto time = static_cast<Wide>(chain_.work_of(rank_, start, end)) *
                       static_cast<Wide>(chain_.ranks[at(rank_)].tie_slowness);
     return time * time + rest;
   }
@@ -254,7 +254,7 @@ std::vector<std::int64_t> work_limits(const Chain& chain, Wide bottleneck) {
   for (const ChainRank& rank : chain.ranks) {
     const Wide most = bottleneck / static_cast<Wide>(rank.slowness);
     limits.push_back(
-        static_cast<std::int64_t>(std::min(most, static_cast<Wide>(chain.work.back()))));
+        static_cast<std::int64_t>(std::min(most, static_cast<Wide>(chain.most_work()))));
   }
   return limits;
 }
@@ -262,7 +262,7 @@ std::vector<std::int64_t> work_limits(const Chain& chain, Wide bottleneck) {
 Wide slowest_time(const Chain& chain) {
   std::int64_t slowness = 0;
   for (const ChainRank& rank : chain.ranks) slowness = std::max(slowness, rank.slowness);
-  return static_cast<Wide>(chain.work.back()) * static_cast<Wide>(slowness);
+  return static_cast<Wide>(chain.most_work()) * static_cast<Wide>(slowness);
 }
 
 Wide ideal_time(const Chain& chain) {
@@ -273,7 +273,8 @@ Wide ideal_time(const Chain& chain) {
   });
 }
 
-std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights) {
+std::vector<std::int64_t> in_parts_of(std::span<const double> weights,
+                                      std::span<const double> amounts) {
   // lcm(1..22), (1..18), (1..16), (1..12), (1..10): the most parts whose sum stays below 2^40.
   constexpr std::array<std::int64_t, 5> kParts = {232792560, 12252240, 720720, 27720, 2520};
   const auto count = static_cast<std::int64_t>(weights.size());
@@ -281,10 +282,18 @@ std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights)
     return parts <= (std::int64_t{1} << 40) / std::max<std::int64_t>(count, 1);
   });
   const double heaviest = weights.empty() ? 0 : *std::max_element(weights.begin(), weights.end());
+  std::vector<std::int64_t> parts;
+  for (const double amount : amounts) {
+    const double share = heaviest > 0 ? amount / heaviest : 1;
+    parts.push_back(std::llround(share * static_cast<double>(*fine)));
+  }
+  return parts;
+}
+
+std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights) {
   std::vector<std::int64_t> sums = {0};
-  for (const double weight : weights) {
-    const double share = heaviest > 0 ? weight / heaviest : 1;
-    sums.push_back(sums.back() + std::llround(share * static_cast<double>(*fine)));
+  for (const std::int64_t parts : in_parts_of(weights, weights)) {
+    sums.push_back(sums.back() + parts);
   }
   return sums;
 }
@@ -312,7 +321,8 @@ std::optional<std::vector<int>> best_cut(const Chain& chain) {
       exactly_works(chain, bound)
           ? bound
           : smallest(bound + 1, most, [&](Wide t) { return exactly_works(chain, t); });
-  return most_even_cut(chain, bottleneck, Windows::kNarrow);
+  const Windows use = chain.recompute.empty() ? Windows::kNarrow : Windows::kAll;
+  return most_even_cut(chain, bottleneck, use);
 }
 
 namespace {

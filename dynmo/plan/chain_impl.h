@@ -11,10 +11,13 @@
 // speed) are exact and true ties are seen as ties.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "dynmo/plan/range_recompute_impl.h"
 
 namespace dynmo::plan::internal {
 
@@ -32,20 +35,56 @@ struct Chain {
   std::vector<std::int64_t> state;       // prefix sums of bytes
   std::vector<std::int64_t> activation;  // prefix sums of bytes of one micro-batch
   std::vector<ChainRank> ranks;
+  // Recomputation of each rank, as far as a range's memory asks for it; empty: none is done.
+  std::vector<std::shared_ptr<RangeRecompute>> recompute = {};
+  // v-pair's: a rank recomputes parts of layers at one price, until these bytes (prefix sums as
+  // `activation`) are left of its stashes. Empty: none is done.
+  std::vector<std::int64_t> kept = {};
+  std::int64_t added_parts = 0;  // all layers recomputed
 
   [[nodiscard]] int layers() const { return static_cast<int>(work.size()) - 1; }
   [[nodiscard]] int size() const { return static_cast<int>(ranks.size()); }
-  // Bytes rank `rank` holds with layers [first, end).
+  // Work of everything, recomputation included: no rank has more.
+  [[nodiscard]] std::int64_t most_work() const { return work.back() + added_parts; }
+  // Least bytes that rank `rank` holds with layers [first, end).
   [[nodiscard]] std::int64_t need(int rank, int first, int end) const {
     const auto i = static_cast<std::size_t>(first);
     const auto j = static_cast<std::size_t>(end);
+    if (!recompute.empty()) return recompute[static_cast<std::size_t>(rank)]->min_bytes(first, end);
     return state[j] - state[i] +
            ranks[static_cast<std::size_t>(rank)].in_flight * (activation[j] - activation[i]);
+  }
+  // Whether the rank's memory holds the layers and their work, recomputation included, is within
+  // `limit`.
+  [[nodiscard]] bool fits(int rank, int first, int end, std::int64_t limit) const {
+    const auto r = static_cast<std::size_t>(rank);
+    const std::int64_t own =
+        work[static_cast<std::size_t>(end)] - work[static_cast<std::size_t>(first)];
+    if (own > limit || need(rank, first, end) > ranks[r].memory_bytes) return false;
+    return recompute.empty() || limit >= most_work() ||
+           recompute[r]->within(first, end, limit - own);
+  }
+  // Seconds that the rank recomputes of a range; nullopt if it does not fit.
+  [[nodiscard]] std::optional<double> added_s(int rank, int first, int end) const {
+    const auto r = static_cast<std::size_t>(rank);
+    if (recompute.empty()) return 0;
+    if (need(rank, first, end) > ranks[r].memory_bytes) return std::nullopt;
+    return recompute[r]->seconds(first, end);
+  }
+  // Work of a range that fits, recomputation included.
+  [[nodiscard]] std::int64_t work_of(int rank, int first, int end) const {
+    const std::int64_t own =
+        work[static_cast<std::size_t>(end)] - work[static_cast<std::size_t>(first)];
+    if (recompute.empty()) return own;
+    return own + recompute[static_cast<std::size_t>(rank)]->parts(first, end);
   }
 };
 
 // `weights` (finite, not negative; all zero: layers count alike) as prefix sums of whole parts.
 [[nodiscard]] std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights);
+// Other amounts of the same layers in the same parts.
+[[nodiscard]] std::vector<std::int64_t> in_parts_of(std::span<const double> weights,
+                                                    std::span<const double> amounts);
 
 // Sets slowness and tie_slowness from speeds (finite, above 0).
 void set_speeds(Chain& chain, std::span<const double> speeds);

@@ -107,8 +107,9 @@ class Packer {
       return propose(balancer_, problem_, options_.propose);
     }
     const cost::Cluster part = part_of(problem_.cluster, kept);
-    const BalanceProblem fewer{problem_.model, part, problem_.micro_batches, problem_.schedule,
-                               problem_.stages_per_rank};
+    const BalanceProblem fewer{
+        problem_.model,           part,    problem_.micro_batches, problem_.schedule,
+        problem_.stages_per_rank, nullptr, problem_.recompute};
     DYNMO_ASSIGN(Proposal proposal, propose(balancer_, fewer, options_.propose));
     proposal.plan = spread(proposal.plan, kept, problem_.cluster.size());
     if (problem_.current != nullptr && options_.propose.rank_order != RankOrder::kKeep) {
@@ -116,8 +117,7 @@ class Packer {
                             apart_from_others(problem_.cluster, kept), problem_.model);
     }
     set_generation(proposal.plan, problem_.current);
-    DYNMO_ASSIGN(proposal.evaluation,
-                 evaluate(proposal.plan, problem_.model, problem_.cluster, problem_.micro_batches));
+    DYNMO_TRY(judge_again(proposal, problem_));
     return proposal;
   }
 

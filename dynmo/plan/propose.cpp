@@ -5,11 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include "dynmo/plan/balance_impl.h"
-#include "dynmo/plan/diffusion.h"
+#include "dynmo/plan/cuts_impl.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/place.h"
-#include "dynmo/plan/refine.h"
 #include "dynmo/schedule/adaptive.h"
 
 namespace dynmo::plan {
@@ -22,12 +20,15 @@ bool same_but_generation(const Plan& a, const Plan& b) {
          a.order == b.order;
 }
 
-schedule::AdaptiveProblem ordering_problem(const Plan& plan, const BalanceProblem& problem) {
+// With `again` recomputed, which brings back what they saved from I to W.
+schedule::AdaptiveProblem ordering_problem(const Plan& plan, const BalanceProblem& problem,
+                                           const LayerSet& again) {
   schedule::AdaptiveProblem ordering{
       .shape = shape_of(plan, problem.micro_batches, problem.model.frozen_layers()),
       .stages = {},
       .stash_limit = {}};
-  const std::vector<sim::StageCost> costs = stage_costs(plan, problem.model);
+  const std::vector<sim::StageCost> costs = stage_costs(plan, recomputed(problem.model, again));
+  const std::vector<sim::StageCost> whole = stage_costs(plan, problem.model);
   for (const cost::ClusterRank& rank : problem.cluster.ranks) {
     ordering.stash_limit.push_back(rank.memory);
   }
@@ -49,15 +50,16 @@ schedule::AdaptiveProblem ordering_problem(const Plan& plan, const BalanceProble
          .weight_gradient = on_rank(costs[s].weight_gradient),
          .activation_transfer = s == 0 ? Nanoseconds{0} : message(s - 1, rank),
          .gradient_transfer = s + 1 == costs.size() ? Nanoseconds{0} : message(s + 1, rank),
-         .stash = costs[s].activation});
+         .stash = costs[s].activation,
+         .restored = std::max(whole[s].activation - costs[s].activation, Bytes{0})});
     ordering.stash_limit[rank.index()] -= costs[s].state;
   }
   return ordering;
 }
 
 // Gives an adaptive plan the list scheduler's order for its cut.
-Expected<void> add_order(Plan& plan, const BalanceProblem& problem) {
-  const schedule::AdaptiveProblem ordering = ordering_problem(plan, problem);
+Expected<void> add_order(Plan& plan, const BalanceProblem& problem, const LayerSet& again) {
+  const schedule::AdaptiveProblem ordering = ordering_problem(plan, problem, again);
   for (std::size_t r = 0; r < ordering.stash_limit.size(); ++r) {
     if (ordering.stash_limit[r] >= Bytes{0}) continue;
     const Bytes has = problem.cluster.ranks[r].memory;
@@ -72,29 +74,99 @@ Expected<void> add_order(Plan& plan, const BalanceProblem& problem) {
   return {};
 }
 
-// The balancer's cut under the problem's schedule kind.
-Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
+// OK, or kInfeasible with rank and bytes, for a plan that has been replayed.
+Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
+                              const cost::Cluster& cluster, Balancer balancer,
+                              std::string_view what) {
+  std::optional<std::size_t> worst;
+  Bytes excess;
+  for (std::size_t r = 0; r < cluster.ranks.size(); ++r) {
+    const Bytes peak = evaluation.result.ranks[r].peak_memory;
+    if (peak <= cluster.ranks[r].memory || peak - cluster.ranks[r].memory <= excess) continue;
+    worst = r;
+    excess = peak - cluster.ranks[r].memory;
+  }
+  if (!worst) return {};
+  const std::string_view others = balancer == Balancer::kOptimal || balancer == Balancer::kVPair
+                                      ? "the search balancer, or "
+                                      : "the optimal or search balancer, or ";
+  const Bytes has = cluster.ranks[*worst].memory;
+  const Bytes peak = evaluation.result.ranks[*worst].peak_memory;
+  return make_error(ErrorCode::kInfeasible,
+                    "the {} plan {} takes {} bytes ({}) on rank {}, which has {} bytes ({}): give "
+                    "it that much, use more ranks, {}a schedule with fewer micro-batches in flight",
+                    what, to_string(plan), peak.value, format_bytes(peak), *worst, has.value,
+                    format_bytes(has), others);
+}
+
+// The balancer's plan, cut for `what`, under the problem's schedule kind.
+Expected<Proposal> of_one_cut(internal::CutFor what, Balancer balancer,
+                              const BalanceProblem& problem) {
+  DYNMO_ASSIGN(internal::MadeCut made, internal::make_cut(what, balancer, problem));
   Proposal proposal;
-  std::vector<int> counts;
-  if (balancer == Balancer::kDiffusionParameters || balancer == Balancer::kDiffusionTime) {
-    DYNMO_ASSIGN(Diffusion diffusion, diffuse(balancer, problem));
-    counts = std::move(diffusion.counts);
-    proposal.rounds = diffusion.rounds;
-    proposal.rounds_bound = diffusion_bound(static_cast<int>(counts.size()), problem.model.size());
-  } else {
-    DYNMO_ASSIGN(counts, balance(balancer, problem));
-    if (balancer == Balancer::kOptimal && refines(problem.schedule)) {
-      DYNMO_ASSIGN(counts, refined(counts, problem));
+  proposal.rounds = made.rounds;
+  proposal.rounds_bound = made.rounds_bound;
+  proposal.plan = make_plan(made.counts, placement(balancer, problem), problem.cluster.size(),
+                            problem.schedule);
+  if (problem.schedule == ScheduleKind::kAdaptive) {
+    const bool plain = what == internal::CutFor::kPlain;
+    const LayerSet again = plain ? LayerSet() : all_layers(problem.model);
+    DYNMO_TRY(add_order(proposal.plan, problem, again));
+  }
+  DYNMO_TRY(judge_again(proposal, problem));
+  proposal.winner = fmt::format("{}/{}", schedule::name(problem.schedule), name(balancer));
+  DYNMO_TRY(require_memory(proposal.plan, proposal.evaluation, problem.cluster, balancer,
+                           proposal.winner));
+  return proposal;
+}
+
+// Whether a plan without recomputation, the balancer's, would be faster with more memory.
+bool memory_matters(const Proposal& plain, Balancer balancer, const BalanceProblem& problem) {
+  if (!plain.recomputed.empty()) return true;
+  const bool knows = balancer == Balancer::kOptimal || balancer == Balancer::kVPair;
+  if (!knows && problem.schedule != ScheduleKind::kAdaptive) return false;
+  Bytes all;  // more than any order asks of a rank
+  for (const cost::LayerCost& layer : problem.model.layers) {
+    all += cost::state_bytes(layer) + layer.activation_bytes * problem.micro_batches;
+  }
+  cost::Cluster roomy = problem.cluster;
+  bool plenty = true;
+  for (cost::ClusterRank& rank : roomy.ranks) {
+    plenty = plenty && all <= rank.memory;
+    rank.memory = cost::kUnlimitedMemory;
+  }
+  if (plenty) return false;
+  const BalanceProblem asked{.model = problem.model,
+                             .cluster = roomy,
+                             .micro_batches = problem.micro_batches,
+                             .schedule = problem.schedule,
+                             .stages_per_rank = problem.stages_per_rank,
+                             .current = problem.current};
+  const auto free = of_one_cut(internal::CutFor::kPlain, balancer, asked);
+  return free && free->evaluation.result.step_time < plain.evaluation.result.step_time;
+}
+
+// The balancer's plan under the problem's schedule kind: the fastest of its cuts.
+Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
+  std::optional<Proposal> best;
+  std::optional<Error> refusal;
+  for (const internal::CutFor what : internal::cuts_for(balancer, problem.recompute)) {
+    auto proposal = of_one_cut(what, balancer, problem);
+    if (!proposal) {
+      refusal = proposal.error();  // the last cut recomputes most
+      continue;
+    }
+    const bool first = what == internal::CutFor::kPlain;
+    if (first && problem.recompute == Recompute::kAuto &&
+        !memory_matters(*proposal, balancer, problem)) {
+      return proposal;
+    }
+    if (!best || proposal->evaluation.result.step_time < best->evaluation.result.step_time) {
+      best = std::move(*proposal);
     }
   }
-  proposal.plan =
-      make_plan(counts, placement(balancer, problem), problem.cluster.size(), problem.schedule);
-  if (problem.schedule == ScheduleKind::kAdaptive) DYNMO_TRY(add_order(proposal.plan, problem));
-  DYNMO_ASSIGN(proposal.evaluation,
-               evaluate(proposal.plan, problem.model, problem.cluster, problem.micro_batches));
-  proposal.winner = fmt::format("{}/{}", schedule::name(problem.schedule), name(balancer));
-  DYNMO_TRY(require_memory(proposal.plan, proposal.evaluation, problem.cluster, proposal.winner));
-  return proposal;
+  if (!best) return *refusal;
+  return *std::move(best);
 }
 
 Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
@@ -122,7 +194,8 @@ Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
 }
 
 Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions& options) {
-  SearchOptions effort{.evaluations = options.evaluations, .seed = options.seed};
+  SearchOptions effort{
+      .evaluations = options.evaluations, .seed = options.seed, .recompute = problem.recompute};
   if (options.schedules == ScheduleChoice::kAsGiven) effort.schedule = problem.schedule;
   DYNMO_ASSIGN(
       SearchResult found,
@@ -130,6 +203,7 @@ Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions
   Proposal proposal;
   proposal.plan = std::move(found.plan);
   proposal.evaluation = std::move(found.evaluation);
+  proposal.recomputed = std::move(found.recomputed);
   proposal.winner = std::move(found.winner);
   proposal.candidates = static_cast<int>(found.candidates.size());
   return proposal;
@@ -159,64 +233,53 @@ Expected<Proposal> grouped_by_node(Balancer balancer, const BalanceProblem& prob
   if (problem.current != nullptr) current = renamed(*problem.current, place);
   const BalanceProblem sorted{problem.model,           cluster,
                               problem.micro_batches,   problem.schedule,
-                              problem.stages_per_rank, current ? &*current : nullptr};
+                              problem.stages_per_rank, current ? &*current : nullptr,
+                              problem.recompute};
   DYNMO_ASSIGN(Proposal proposal, in_given_order(balancer, sorted, options));
   proposal.plan = renamed(proposal.plan, order);
-  DYNMO_ASSIGN(proposal.evaluation,
-               evaluate(proposal.plan, problem.model, problem.cluster, problem.micro_batches));
+  DYNMO_TRY(judge_again(proposal, problem));
   return proposal;
 }
 
-// The evaluation of a plan, if it fits the memory of every rank.
-Expected<std::optional<Evaluation>> fitting(const Plan& plan, const BalanceProblem& problem) {
-  DYNMO_ASSIGN(Evaluation evaluation,
-               evaluate(plan, problem.model, problem.cluster, problem.micro_batches));
-  if (!fits_memory(evaluation.result, problem.cluster)) return std::optional<Evaluation>();
-  return std::optional(std::move(evaluation));
+// A plan's replay, if it fits the memory of every rank.
+Expected<std::optional<Judged>> fitting(const Plan& plan, const BalanceProblem& problem) {
+  DYNMO_ASSIGN(Judged judged, judge(problem.recompute, plan, problem.model, problem.cluster,
+                                    problem.micro_batches));
+  if (!fits_memory(judged.evaluation.result, problem.cluster)) return std::optional<Judged>();
+  return std::optional(std::move(judged));
 }
 
 // Gives every rank the position that makes the step shortest, unless it is hardly longer where most
 // layers stay.
 Expected<void> place_ranks(Proposal& proposal, const BalanceProblem& problem) {
   DYNMO_ASSIGN(Plan placed, place(proposal.plan, problem));
-  DYNMO_ASSIGN(auto evaluation, fitting(placed, problem));
-  if (!evaluation) return {};
+  DYNMO_ASSIGN(auto judged, fitting(placed, problem));
+  if (!judged) return {};
   if (problem.current != nullptr) {
     cost::Cluster one_node = problem.cluster;
     for (cost::ClusterRank& rank : one_node.ranks) rank.node = 0;
     Plan stay = align(placed, *problem.current, one_node, problem.model);
     DYNMO_ASSIGN(auto unmoved, fitting(stay, problem));
-    if (unmoved && evaluation->step_time_s >= (1 - kPlaceGain) * unmoved->step_time_s) {
+    if (unmoved &&
+        judged->evaluation.step_time_s >= (1 - kPlaceGain) * unmoved->evaluation.step_time_s) {
       placed = std::move(stay);
-      evaluation = std::move(unmoved);
+      judged = std::move(unmoved);
     }
   }
   proposal.plan = std::move(placed);
-  proposal.evaluation = std::move(*evaluation);
+  proposal.evaluation = std::move(judged->evaluation);
+  proposal.recomputed = std::move(judged->recomputed);
   return {};
 }
 
 }  // namespace
 
-Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
-                              const cost::Cluster& cluster, std::string_view what) {
-  std::optional<std::size_t> worst;
-  Bytes excess;
-  for (std::size_t r = 0; r < cluster.ranks.size(); ++r) {
-    const Bytes peak = evaluation.result.ranks[r].peak_memory;
-    if (peak <= cluster.ranks[r].memory || peak - cluster.ranks[r].memory <= excess) continue;
-    worst = r;
-    excess = peak - cluster.ranks[r].memory;
-  }
-  if (!worst) return {};
-  const Bytes has = cluster.ranks[*worst].memory;
-  const Bytes peak = evaluation.result.ranks[*worst].peak_memory;
-  return make_error(ErrorCode::kInfeasible,
-                    "the {} plan {} takes {} bytes ({}) on rank {}, which has {} bytes ({}): give "
-                    "it that much, use more ranks, the optimal or search balancer, or a schedule "
-                    "with fewer micro-batches in flight",
-                    what, to_string(plan), peak.value, format_bytes(peak), *worst, has.value,
-                    format_bytes(has));
+Expected<void> judge_again(Proposal& proposal, const BalanceProblem& problem) {
+  DYNMO_ASSIGN(Judged judged, judge(problem.recompute, proposal.plan, problem.model,
+                                    problem.cluster, problem.micro_batches));
+  proposal.evaluation = std::move(judged.evaluation);
+  proposal.recomputed = std::move(judged.recomputed);
+  return {};
 }
 
 void set_generation(Plan& plan, const Plan* current) {
@@ -244,8 +307,7 @@ Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
     DYNMO_TRY(place_ranks(*proposal, problem));
   } else if (problem.current != nullptr && order != RankOrder::kKeep) {
     proposal->plan = align(proposal->plan, *problem.current, problem.cluster, problem.model);
-    DYNMO_ASSIGN(proposal->evaluation,
-                 evaluate(proposal->plan, problem.model, problem.cluster, problem.micro_batches));
+    DYNMO_TRY(judge_again(*proposal, problem));
   }
   set_generation(proposal->plan, problem.current);
   return proposal;

@@ -44,10 +44,11 @@ struct ProposeOptions {
 struct Proposal {
   // Generation: the current plan's if it is that very plan, its successor otherwise; 0 without one.
   Plan plan;
-  Evaluation evaluation;  // its replay, on the problem's costs and cluster
-  std::string winner;     // of all candidates, "zb-v/v-pair"
-  int candidates = 1;     // plans judged
-  int rounds = 0;         // diffusion only: its rounds, and the paper's bound on them
+  Evaluation evaluation;     // its replay on the problem's cluster, recomputation included
+  LayerSet recomputed = {};  // recomputed_layers() of the plan
+  std::string winner;        // of all candidates, "zb-v/v-pair"
+  int candidates = 1;        // plans judged
+  int rounds = 0;            // diffusion only: its rounds, and the paper's bound on them
   double rounds_bound = 0;
 };
 
@@ -55,18 +56,22 @@ struct Proposal {
 // problem's stages_per_rank in a loop; zb-v the V (kVPair levels ranks, the other balancers its 2P
 // stages); adaptive: the order is made for the cut by list scheduling, or found by search.
 //
+// With recomputation (BalanceProblem) a plan fits if it does with its set. kAuto: nothing is
+// recomputed where memory does not change the balancer's plan. Else it is the fastest of the cuts
+// for layers as they are, for layers that are all recomputed, and, of balancers that know memory,
+// for least sets; so it is no slower than with kNone, nor, with one stage a rank, with kWhole.
+//
 // kBadInput as `balance` and `make_schedule` say. kInfeasible: no cut or no plan of the balancer
 // fits the memory of every rank in its replay; such a plan is never returned, and the message names
 // the rank, what the plan would take there and what it has.
 [[nodiscard]] Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                                          const ProposeOptions& options = {});
 
+// Replays the proposal's plan, which has been changed, with its recomputed_layers().
+[[nodiscard]] Expected<void> judge_again(Proposal& proposal, const BalanceProblem& problem);
+
 // Generation 0 without a current plan, else the current plan's if `plan` is otherwise that very
 // plan, its successor if not.
 void set_generation(Plan& plan, const Plan* current);
-
-// OK, or kInfeasible with that message, for a plan that has been replayed.
-[[nodiscard]] Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
-                                            const cost::Cluster& cluster, std::string_view what);
 
 }  // namespace dynmo::plan

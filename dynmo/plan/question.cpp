@@ -13,21 +13,22 @@
 namespace dynmo::plan {
 namespace {
 
-Expected<RecomputeProposal> find_proposal(const Question& question) {
+Expected<Proposal> find_proposal(const Question& question) {
   const BalanceProblem problem{
       .model = question.model,
       .cluster = question.cluster,
       .micro_batches = question.micro_batches,
       .schedule = question.schedule.value_or(schedule::ScheduleKind::k1F1B),
-      .current = question.from ? &*question.from : nullptr};
+      .current = question.from ? &*question.from : nullptr,
+      .recompute = question.recompute};
   ProposeOptions options;
   options.schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest;
   options.rank_order = question.place ? RankOrder::kBest : RankOrder::kPermuteEqual;
   options.evaluations = question.evaluations;
-  if (!question.pack) return propose(question.balancer, problem, options, question.recompute);
+  if (!question.pack) return propose(question.balancer, problem, options);
   DYNMO_ASSIGN(Packing packed,
                pack(question.balancer, problem, {.slack = question.slack, .propose = options}));
-  return RecomputeProposal{.proposal = std::move(packed.proposal), .layers = {}};
+  return std::move(packed.proposal);
 }
 
 Json document_of(const Question& question, const Answer& answer) {
@@ -35,7 +36,7 @@ Json document_of(const Question& question, const Answer& answer) {
                         name(question.balancer), answer.migration);
   if (question.recompute != Recompute::kNone) {
     Json& layers = json["recomputed_layers"] = Json::array();
-    for (const LayerId id : answer.recomputed) layers.push_back(id.value);
+    for (const LayerId id : answer.proposal.recomputed) layers.push_back(id.value);
   }
   json["traffic"] = traffic_json(answer.traffic);
   if (answer.advice) {
@@ -103,6 +104,7 @@ Expected<void> set_shape(Question& question, const cost::TransformerShape& shape
     return cost::at_utilization(std::move(costs), device);
   };
   question.tokens = static_cast<double>(shape.tokens());
+  question.recompute = Recompute::kAuto;
   question.costs = fmt::format(
       "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
       "(docs/costs.md)",
@@ -175,9 +177,6 @@ Expected<void> validate(const Question& question) {
                       "slack is {}, wanted 0 or more, such as 0.05 for 5 % more time a step",
                       question.slack);
   }
-  if (question.pack && question.recompute != Recompute::kNone) {
-    return make_error(ErrorCode::kBadInput, "recompute is given with pack, wanted one of them");
-  }
   return {};
 }
 
@@ -187,19 +186,19 @@ Expected<Answer> answer(const Question& question) {
     return make_error(ErrorCode::kInfeasible, "{} ({:.3g} % of the memory stay free as head-room)",
                       found.error().message, 100 * question.head_room);
   }
-  DYNMO_ASSIGN(RecomputeProposal proposed, std::move(found));
-  Answer given{.proposal = std::move(proposed.proposal),
-               .recomputed = std::move(proposed.layers),
+  DYNMO_ASSIGN(Proposal proposed, std::move(found));
+  Answer given{.proposal = std::move(proposed),
                .costs = {},
                .evaluation = {},
                .migration = {},
                .traffic = {},
                .advice = {},
                .document = {}};
-  given.costs = recomputed(question.model, given.recomputed);
-  DYNMO_ASSIGN(given.evaluation,
-               evaluate_recomputed(given.proposal.plan, question.model, question.cluster,
-                                   question.micro_batches, given.recomputed, {.timeline = true}));
+  given.costs = recomputed(question.model, given.proposal.recomputed);
+  DYNMO_ASSIGN(
+      given.evaluation,
+      evaluate_recomputed(given.proposal.plan, question.model, question.cluster,
+                          question.micro_batches, given.proposal.recomputed, {.timeline = true}));
   if (question.from) {
     given.migration = difference(*question.from, given.proposal.plan, question.model);
   }

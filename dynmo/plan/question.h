@@ -51,7 +51,8 @@ struct Question {
   std::function<Expected<cost::ModelCost>(std::int64_t slices)> sliced = {};
 };
 
-// The costs of a shape by formulas, at the utilization of `device`. Errors as transformer_costs.
+// The costs of a shape by formulas, at the utilization of `device`. Layers are recomputed where
+// memory asks for it (kAuto). Errors as transformer_costs.
 [[nodiscard]] Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
                                        const cost::Device& device);
 
@@ -76,13 +77,12 @@ void set_cluster(Question& question, cost::Cluster cluster, std::optional<double
 [[nodiscard]] std::optional<schedule::Schedule> broken_order(const Plan& plan,
                                                              const Question& question);
 
-// kBadInput naming the field: numbers out of range, `pack` with `recompute`.
+// kBadInput naming the field: numbers out of range.
 [[nodiscard]] Expected<void> validate(const Question& question);
 
 struct Answer {
   Proposal proposal;
-  LayerSet recomputed;
-  cost::ModelCost costs;  // with those layers recomputed
+  cost::ModelCost costs;  // with its layers recomputed
   Evaluation evaluation;  // with its timeline
   Migration migration;    // from the plan in force
   TrafficRows traffic;    // messages that the first replica's ranks send in a step and to move

@@ -16,7 +16,6 @@
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
-#include "dynmo/plan/propose.h"
 
 namespace dynmo::plan {
 
@@ -29,6 +28,9 @@ enum class Recompute {
 [[nodiscard]] Expected<Recompute> parse_recompute(std::string_view name);
 
 using LayerSet = std::vector<LayerId>;  // ascending, none twice
+
+// The set of kWhole.
+[[nodiscard]] LayerSet all_layers(const cost::ModelCost& model);
 
 // Costs with those layers recomputed: their forward time added to the input gradient's, their stash
 // the layer's input. The rest of the planner takes them as any costs. Layers of the frozen prefix
@@ -64,14 +66,15 @@ using LayerSet = std::vector<LayerId>;  // ascending, none twice
                                                    const cost::ModelCost& model,
                                                    const cost::Cluster& cluster, int micro_batches);
 
-// A plan to run with `choice`, from costs without recomputation. kAuto: without recomputation if
-// the balancer finds a plan that fits the memory so, else with as little as fits on the balancer's
-// cut for layers that are all recomputed. Errors as propose and recomputed_layers.
-struct RecomputeProposal {
-  Proposal proposal;  // its evaluation is of the recomputed costs
-  LayerSet layers;
+// A plan's replay with the layers that it recomputes.
+struct Judged {
+  Evaluation evaluation;
+  LayerSet recomputed;
 };
-[[nodiscard]] Expected<RecomputeProposal> propose(Balancer balancer, const BalanceProblem& problem,
-                                                  const ProposeOptions& options, Recompute choice);
+// Evaluates `plan` with its recomputed_layers(). A plan that does not fit memory is no error: its
+// evaluation says so, with kAuto that of all layers recomputed on the ranks that lack memory.
+[[nodiscard]] Expected<Judged> judge(Recompute choice, const Plan& plan,
+                                     const cost::ModelCost& model, const cost::Cluster& cluster,
+                                     int micro_batches);
 
 }  // namespace dynmo::plan

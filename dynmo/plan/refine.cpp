@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/plan/balance_impl.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/replayer_impl.h"
 #include "dynmo/plan/step_bound_impl.h"
@@ -18,7 +19,8 @@ constexpr std::int64_t kMostActions = 2'000'000;  // replayed; some tens of mill
 // StepBound of cuts, by sums over the layers before.
 class LowerBound {
  public:
-  explicit LowerBound(const BalanceProblem& problem) : problem_(problem), sums_{{}} {
+  LowerBound(const BalanceProblem& problem, const internal::Chain* recomputing)
+      : problem_(problem), recomputing_(recomputing), sums_{{}} {
     const auto frozen = static_cast<std::size_t>(problem.model.frozen_layers());
     for (std::size_t i = 0; i < problem.model.layers.size(); ++i) {
       StageWork sum = sums_.back();
@@ -27,13 +29,20 @@ class LowerBound {
     }
   }
 
+  // The longest time if the cut does not fit.
   [[nodiscard]] Nanoseconds of(const std::vector<int>& counts) const {
     StepBound bound;
     std::size_t first = 0;
     for (std::size_t r = 0; r < counts.size(); ++r) {
       const std::size_t end = first + static_cast<std::size_t>(counts[r]);
-      bound = bound.with(between(sums_[first], sums_[end]), problem_.cluster.ranks[r].speed,
-                         problem_.micro_batches);
+      StageWork work = between(sums_[first], sums_[end]);
+      if (recomputing_ != nullptr) {
+        const auto added = recomputing_->added_s(static_cast<int>(r), static_cast<int>(first),
+                                                 static_cast<int>(end));
+        if (!added) return Nanoseconds::max();
+        work.backward_s += *added;
+      }
+      bound = bound.with(work, problem_.cluster.ranks[r].speed, problem_.micro_batches);
       first = end;
     }
     return to_nanoseconds(bound.bound_s);
@@ -49,6 +58,7 @@ class LowerBound {
   }
 
   const BalanceProblem& problem_;
+  const internal::Chain* recomputing_;
   std::vector<StageWork> sums_;
 };
 
@@ -113,8 +123,13 @@ bool refines(schedule::ScheduleKind kind) {
 Expected<Refined> refine(std::span<const std::vector<int>> starts, const BalanceProblem& problem) {
   DYNMO_CHECK(refines(problem.schedule), "a schedule of one stage a rank, got {}",
               schedule::name(problem.schedule));
-  const LowerBound bound(problem);
-  Replayer replayer(problem.model, problem.cluster, problem.micro_batches, problem.schedule);
+  std::optional<internal::Chain> recomputing;
+  if (problem.recompute != Recompute::kNone) {
+    DYNMO_ASSIGN(recomputing, internal::chain_of_ranks(problem));
+  }
+  const internal::Chain* const chain = recomputing ? &*recomputing : nullptr;
+  const LowerBound bound(problem, chain);
+  Replayer replayer(problem.model, problem.cluster, problem.micro_batches, problem.schedule, chain);
   std::optional<Cut> best;
   for (const std::vector<int>& start : starts) {
     DYNMO_ASSIGN(const auto time, replayer.step_time(start));

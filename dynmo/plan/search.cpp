@@ -9,6 +9,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/anneal_impl.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/plan/search_impl.h"
 #include "dynmo/schedule/placement.h"
 
@@ -49,10 +50,11 @@ std::vector<Placement> portfolio(const SearchProblem& problem) {
 // Keeps the best candidate seen, and for advice the one that comes nearest to fitting.
 class Candidates {
  public:
-  Candidates(const SearchProblem& problem, SearchResult& result)
-      : problem_(problem), result_(result) {}
+  Candidates(const SearchProblem& problem, Recompute recompute, SearchResult& result)
+      : problem_(problem), recompute_(recompute), result_(result) {}
 
-  void enter(std::string name, const Plan& plan, Evaluation evaluation) {
+  void enter(std::string name, const Plan& plan, Judged judged) {
+    Evaluation& evaluation = judged.evaluation;
     const bool fits = fits_memory(evaluation.result, problem_.cluster);
     result_.candidates.push_back({name, evaluation.step_time_s, fits});
     if (!fits) {
@@ -63,34 +65,57 @@ class Candidates {
     won_ = true;
     result_.plan = plan;
     result_.evaluation = std::move(evaluation);
+    result_.recomputed = std::move(judged.recomputed);
     result_.winner = std::move(name);
   }
 
-  // A candidate that has no replay (a schedule that does not take its shape) is none.
-  void try_plan(std::string name, const Plan& plan) {
-    auto evaluation = evaluate(plan, problem_.model, problem_.cluster, problem_.micro_batches);
-    if (evaluation) enter(std::move(name), plan, *std::move(evaluation));
+  [[nodiscard]] Expected<Judged> judged(const Plan& plan) const {
+    return judge(recompute_, plan, problem_.model, problem_.cluster, problem_.micro_batches);
+  }
+
+  // A candidate that has no replay (a schedule that does not take its shape) is none. Returns
+  // whether it recomputes or lacks memory.
+  bool try_plan(std::string name, const Plan& plan) {
+    auto judged = this->judged(plan);
+    if (!judged) {
+      refuse(judged.error());
+      return false;
+    }
+    const bool tight = !judged->recomputed.empty();
+    enter(std::move(name), plan, *std::move(judged));
+    return tight;
+  }
+
+  // Notes why a candidate is none.
+  void refuse(const Error& error) {
+    if (!refusal_ ||
+        (refusal_->code != ErrorCode::kBadInput && error.code == ErrorCode::kBadInput)) {
+      refusal_ = error;
+    }
   }
 
   [[nodiscard]] bool won() const { return won_; }
 
-  [[nodiscard]] Error infeasible() const {
+  // `annealed`: orders were sought for any cut, so that memory alone can be the reason.
+  [[nodiscard]] Error infeasible(bool annealed) const {
+    if (rank_ < 0 && refusal_ && !annealed) return *refusal_;
+    const std::string_view again = recompute_ == Recompute::kNone ? "" : " with layers recomputed";
     if (rank_ < 0) {
       return make_error(ErrorCode::kInfeasible,
-                        "no plan of {} layers on {} ranks fits memory, not even for one "
+                        "no plan of {} layers on {} ranks fits memory{}, not even for one "
                         "micro-batch at a time: use ranks with more memory, more ranks, or smaller "
                         "micro-batches",
-                        problem_.model.size(), problem_.cluster.size());
+                        problem_.model.size(), problem_.cluster.size(), again);
     }
-    return make_error(ErrorCode::kInfeasible,
-                      "no plan of {} layers on {} ranks fits memory; the nearest, {}, takes {} on "
-                      "rank {}, which has {}: use ranks with more memory, more ranks, or smaller "
-                      "micro-batches",
-                      problem_.model.size(), problem_.cluster.size(), nearest_,
-                      format_bytes(problem_.cluster.ranks[static_cast<std::size_t>(rank_)].memory +
-                                   Bytes{excess_}),
-                      rank_,
-                      format_bytes(problem_.cluster.ranks[static_cast<std::size_t>(rank_)].memory));
+    return make_error(
+        ErrorCode::kInfeasible,
+        "no plan of {} layers on {} ranks fits memory{}; the nearest, {}, takes {} on "
+        "rank {}, which has {}: use ranks with more memory, more ranks, or smaller "
+        "micro-batches",
+        problem_.model.size(), problem_.cluster.size(), again, nearest_,
+        format_bytes(problem_.cluster.ranks[static_cast<std::size_t>(rank_)].memory +
+                     Bytes{excess_}),
+        rank_, format_bytes(problem_.cluster.ranks[static_cast<std::size_t>(rank_)].memory));
   }
 
  private:
@@ -111,11 +136,13 @@ class Candidates {
   }
 
   const SearchProblem& problem_;
+  Recompute recompute_;
   SearchResult& result_;
   bool won_ = false;
   std::int64_t excess_ = std::numeric_limits<std::int64_t>::max();
   int rank_ = -1;
   std::string nearest_;
+  std::optional<Error> refusal_;
 };
 
 // Sums of times, with a rank beside them, must stay inside 64 bits (adaptive.h); such a step has
@@ -150,9 +177,9 @@ bool large(const SearchProblem& problem) {
 // large problem anneals only the best third of the starts at all: with a share for each, none would
 // get far.
 void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options,
-                      Candidates& candidates, SearchResult& result) {
+                      Recompute recompute, Candidates& candidates, SearchResult& result) {
   if (!countable(problem)) return;
-  const internal::Prefixes model(problem.model);
+  const internal::Prefixes model(problem.model, recompute);
   const std::vector<Placement> placements = portfolio(problem);
   std::vector<std::unique_ptr<Annealer>> running;
   // Where annealing ends depends much on where it starts: a larger budget first buys more starts.
@@ -189,14 +216,16 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
     }
     keep_best_third();
   }
-  result.evaluations = spent / kActionsAnEvaluation;
+  result.evaluations += spent / kActionsAnEvaluation;
   // The best of every placement, which stands before the others of its placement.
   std::stable_sort(running.begin(), running.end(),
                    [](const auto& a, const auto& b) { return a->best() < b->best(); });
   for (const Placement& one : placements) {
     const auto best = std::find_if(running.begin(), running.end(),
                                    [&](const auto& other) { return other->name() == one.name; });
-    if ((*best)->best() != Annealer::kInfeasible) candidates.try_plan(one.name, (*best)->plan());
+    if ((*best)->best() == Annealer::kInfeasible) continue;
+    const bool again = recompute == Recompute::kAuto;
+    candidates.try_plan(one.name + (again ? ", recomputed" : ""), (*best)->plan());
   }
 }
 
@@ -208,30 +237,71 @@ Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& o
                     options.evaluations);
 }
 
+// Whether an even 1F1B plan, as far as there is one, wants more memory than there is.
+bool lacks_memory(const SearchProblem& problem) {
+  const auto counts = balance(
+      Balancer::kUniform,
+      {.model = problem.model, .cluster = problem.cluster, .micro_batches = problem.micro_batches});
+  if (!counts) return false;
+  const auto even = evaluate(make_plan(*counts, ScheduleKind::k1F1B), problem.model,
+                             problem.cluster, problem.micro_batches);
+  return even && !fits_memory(even->result, problem.cluster);
+}
+
+// The balancers' cuts in orders of the list scheduler, which annealing need not find where memory
+// leaves it few.
+void try_ordered_cuts(const SearchProblem& problem, Candidates& candidates) {
+  for (const Balancer balancer : balancers()) {
+    if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
+    const auto ordered = propose(balancer, {.model = problem.model,
+                                            .cluster = problem.cluster,
+                                            .micro_batches = problem.micro_batches,
+                                            .schedule = ScheduleKind::kAdaptive,
+                                            .recompute = Recompute::kAuto});
+    if (!ordered) continue;
+    candidates.try_plan(fmt::format("adaptive/{}", name(balancer)), ordered->plan);
+  }
+}
+
 }  // namespace
 
 Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions& options) {
   DYNMO_TRY(check_inputs(problem, options));
   SearchResult result;
-  Candidates candidates(problem, result);
+  Candidates candidates(problem, options.recompute, result);
   const auto wanted = [&](ScheduleKind kind) {
     return !options.schedule || *options.schedule == kind;
   };
   if (problem.current != nullptr && wanted(problem.current->schedule)) {
     DYNMO_TRY(validate(*problem.current, problem.model.size()));
-    auto evaluation =
-        evaluate(*problem.current, problem.model, problem.cluster, problem.micro_batches);
+    auto judged = candidates.judged(*problem.current);
     // An order for other micro-batches cannot stay, though its layers are where they are.
-    if (!evaluation && problem.current->schedule != ScheduleKind::kAdaptive) {
-      return evaluation.error();
+    if (!judged && problem.current->schedule != ScheduleKind::kAdaptive) return judged.error();
+    if (judged) candidates.enter("current", *problem.current, *std::move(judged));
+  }
+  bool tight = options.schedule == ScheduleKind::kAdaptive && lacks_memory(problem);
+  const internal::Templates templates = internal::templates(problem, options);
+  for (const Error& refusal : templates.refusals) {
+    candidates.refuse(refusal);
+    tight = tight || refusal.code == ErrorCode::kInfeasible;
+  }
+  for (const internal::Template& made : templates.made) {
+    const bool lacks = candidates.try_plan(made.name, made.plan);
+    // GPipe keeps every micro-batch, which says nothing of the other schedules.
+    tight = tight || (made.plain && lacks && made.plan.schedule != ScheduleKind::kGpipe);
+  }
+  if (wanted(ScheduleKind::kAdaptive)) {
+    if (options.recompute == Recompute::kAuto) try_ordered_cuts(problem, candidates);
+    const bool whole = options.recompute == Recompute::kWhole;
+    anneal_portfolio(problem, options, whole ? Recompute::kWhole : Recompute::kNone, candidates,
+                     result);
+    if (tight && options.recompute == Recompute::kAuto) {
+      anneal_portfolio(problem, options, Recompute::kAuto, candidates, result);
     }
-    if (evaluation) candidates.enter("current", *problem.current, std::move(*evaluation));
   }
-  for (const internal::Template& made : internal::templates(problem)) {
-    if (wanted(made.plan.schedule)) candidates.try_plan(made.name, made.plan);
+  if (!candidates.won()) {
+    return candidates.infeasible(wanted(ScheduleKind::kAdaptive) && countable(problem));
   }
-  if (wanted(ScheduleKind::kAdaptive)) anneal_portfolio(problem, options, candidates, result);
-  if (!candidates.won()) return candidates.infeasible();
   return result;
 }
 

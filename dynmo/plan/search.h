@@ -17,6 +17,7 @@
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::plan {
@@ -37,6 +38,8 @@ struct SearchOptions {
   // Only candidates of this schedule; nullopt ("auto"): the best of all. The current plan is a
   // candidate if its schedule is this one.
   std::optional<schedule::ScheduleKind> schedule = std::nullopt;
+  // kAuto anneals a second time, with layers recomputed, where a template asks for recomputation.
+  Recompute recompute = Recompute::kNone;
 };
 
 struct SearchCandidate {
@@ -48,6 +51,7 @@ struct SearchCandidate {
 struct SearchResult {
   Plan plan;  // generation 0, or the current plan as it is
   Evaluation evaluation;
+  LayerSet recomputed;                      // recomputed_layers() of it
   std::string winner;                       // name of the candidate that is `plan`
   std::vector<SearchCandidate> candidates;  // all that could be replayed, in the order of trial
   std::int64_t evaluations = 0;             // spent, in the unit of SearchOptions
@@ -58,8 +62,9 @@ struct SearchResult {
 // template with any balancer's cut, nor than the current plan, if those fit. A rank may be left
 // idle, also where there are more ranks than layers.
 //
-// kBadInput as `evaluate` says, for evaluations below 0, or a current plan of other layers or
-// ranks. kInfeasible: no candidate fits; says which rank of the nearest one wants how much more.
+// kBadInput as `evaluate` says, for evaluations below 0, a current plan of other layers or ranks,
+// or a schedule that no cut of these layers, ranks and micro-batches can run. kInfeasible: no
+// candidate fits; says which rank of the nearest one wants how much more.
 [[nodiscard]] Expected<SearchResult> search(const SearchProblem& problem,
                                             const SearchOptions& options = {});
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/core/expected.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/search.h"
 
@@ -14,10 +15,15 @@ namespace dynmo::plan::internal {
 struct Template {
   std::string name;  // "1f1b/optimal"
   Plan plan;
+  bool plain = false;  // cut as if nothing was recomputed
 };
 
-// Every schedule that a shape alone gives with every balancer's cut, in a fixed order; those that a
-// balancer refuses (more ranks than layers, memory) are left out.
-[[nodiscard]] std::vector<Template> templates(const SearchProblem& problem);
+// Every schedule that a shape alone gives with every balancer's cuts, in a fixed order; those that
+// a balancer refuses (more ranks than layers, memory) are left out, and are among the refusals.
+struct Templates {
+  std::vector<Template> made;
+  std::vector<Error> refusals;
+};
+[[nodiscard]] Templates templates(const SearchProblem& problem, const SearchOptions& options);
 
 }  // namespace dynmo::plan::internal

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/plan/balance.h"
-#include "dynmo/plan/refine.h"
+#include "dynmo/plan/cuts_impl.h"
 #include "dynmo/plan/search_impl.h"
 
 namespace dynmo::plan::internal {
@@ -8,8 +8,13 @@ namespace {
 
 using schedule::ScheduleKind;
 
-void append_cuts(std::vector<Template>& made, const SearchProblem& problem, ScheduleKind kind,
-                 int stages_per_rank) {
+std::string_view remark_of(CutFor what, Recompute choice) {
+  if (choice != Recompute::kAuto || what == CutFor::kPlain) return "";
+  return what == CutFor::kWhole ? " for all recomputed" : " for the least recomputed";
+}
+
+void append_cuts(Templates& templates, const SearchProblem& problem, Recompute choice,
+                 ScheduleKind kind, int stages_per_rank) {
   const std::string schedule = stages_per_rank > 2
                                    ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
                                    : std::string(schedule::name(kind));
@@ -20,18 +25,22 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
                                .schedule = kind,
                                .stages_per_rank = stages_per_rank,
                                .current = from};
-    auto counts = balance(balancer, asked);
-    if (!counts) return;
-    if (balancer == Balancer::kOptimal && refines(kind)) {
-      counts = refined(*counts, asked);
-      if (!counts) return;
+    for (const CutFor what : cuts_for(balancer, choice)) {
+      auto cut = make_cut(what, balancer, asked);
+      if (!cut) {
+        templates.refusals.push_back(cut.error());
+        continue;
+      }
+      Plan plan = make_plan(cut->counts, placement(balancer, asked), problem.cluster.size(), kind);
+      templates.made.push_back(
+          {fmt::format("{}/{}{}{}", schedule, name(balancer), remark, remark_of(what, choice)),
+           std::move(plan), what == CutFor::kPlain});
     }
-    Plan plan = make_plan(*counts, placement(balancer, asked), problem.cluster.size(), kind);
-    made.push_back({fmt::format("{}/{}{}", schedule, name(balancer), remark), std::move(plan)});
   };
   for (const Balancer balancer : balancers()) {
     // Whole blocks are what others run, never better than half ones.
     if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
+    if (balancer == Balancer::kVPair && !takes_v(kind)) continue;
     append(balancer, nullptr, "");
   }
   if (problem.current == nullptr) return;
@@ -42,14 +51,17 @@ void append_cuts(std::vector<Template>& made, const SearchProblem& problem, Sche
 
 }  // namespace
 
-std::vector<Template> templates(const SearchProblem& problem) {
-  std::vector<Template> made;
+Templates templates(const SearchProblem& problem, const SearchOptions& options) {
+  Templates found;
   for (const schedule::KindTraits& kind : schedule::schedule_kinds()) {
     if (kind.layout == schedule::StageLayout::kAny) continue;  // annealed
-    append_cuts(made, problem, kind.kind, 2);
-    if (kind.layout == schedule::StageLayout::kLoop) append_cuts(made, problem, kind.kind, 4);
+    if (options.schedule && *options.schedule != kind.kind) continue;
+    append_cuts(found, problem, options.recompute, kind.kind, 2);
+    if (kind.layout == schedule::StageLayout::kLoop) {
+      append_cuts(found, problem, options.recompute, kind.kind, 4);
+    }
   }
-  return made;
+  return found;
 }
 
 }  // namespace dynmo::plan::internal

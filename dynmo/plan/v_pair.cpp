@@ -124,13 +124,31 @@ class PairProbe {
     return chain_.work[at(end)] - chain_.work[at(first)];
   }
   [[nodiscard]] bool fits(int rank, int first, int end) const {
-    return work(first, end) <= limits_[at(rank)] &&
-           chain_.need(rank, first, end) <= chain_.ranks[at(rank)].memory_bytes;
+    return fits(rank, {first, end}, {end, end});
   }
+  // A rank takes what is between `outer` and `inner`.
   [[nodiscard]] bool fits(int rank, const Middle& outer, const Middle& inner) const {
-    return work(outer.first, inner.first) + work(inner.end, outer.end) <= limits_[at(rank)] &&
-           chain_.need(rank, outer.first, inner.first) + chain_.need(rank, inner.end, outer.end) <=
-               chain_.ranks[at(rank)].memory_bytes;
+    const std::int64_t own = work(outer.first, inner.first) + work(inner.end, outer.end);
+    if (own > limits_[at(rank)]) return false;
+    const std::int64_t bytes =
+        chain_.need(rank, outer.first, inner.first) + chain_.need(rank, inner.end, outer.end);
+    const std::int64_t excess = bytes - chain_.ranks[at(rank)].memory_bytes;
+    return excess <= 0 || recomputes(rank, outer, inner, own, excess);
+  }
+  // Whether recomputing parts of layers frees so many bytes within the limit.
+  [[nodiscard]] bool recomputes(int rank, const Middle& outer, const Middle& inner,
+                                std::int64_t own, std::int64_t excess) const {
+    if (chain_.kept.empty()) return false;
+    const auto saves = [&](int first, int end) {
+      return chain_.activation[at(end)] - chain_.activation[at(first)] - chain_.kept[at(end)] +
+             chain_.kept[at(first)];
+    };
+    const std::int64_t stashes = chain_.ranks[at(rank)].in_flight;
+    const std::int64_t most = saves(outer.first, inner.first) + saves(inner.end, outer.end);
+    if (excess > stashes * most) return false;
+    const Wide all = static_cast<Wide>(stashes) * static_cast<Wide>(saves(0, chain_.layers()));
+    const Wide added = static_cast<Wide>(excess) * static_cast<Wide>(chain_.added_parts) / all;
+    return static_cast<Wide>(own) + added <= static_cast<Wide>(limits_[at(rank)]);
   }
   // Whether ranks `rank`.. can take [first, end) by time, were layers divisible.
   [[nodiscard]] bool can_finish(int rank, int first, int end) const {

@@ -39,7 +39,8 @@ Expected<void> check_costs(const AdaptiveProblem& problem) {
     const StageTiming& stage = problem.stages[s];
     for (const Nanoseconds time :
          {stage.forward, stage.input_gradient, stage.weight_gradient, stage.activation_transfer,
-          stage.gradient_transfer, Nanoseconds{stage.stash.value}}) {
+          stage.gradient_transfer, Nanoseconds{stage.stash.value},
+          Nanoseconds{stage.restored.value}}) {
       if (time.count() >= 0) continue;
       return make_error(ErrorCode::kBadInput, "stage {} has a cost of {}; want 0 or more", s,
                         time.count());
@@ -49,7 +50,7 @@ Expected<void> check_costs(const AdaptiveProblem& problem) {
              static_cast<double>(stage.weight_gradient.count()) +
              static_cast<double>(stage.activation_transfer.count()) +
              static_cast<double>(stage.gradient_transfer.count());
-    bytes += static_cast<double>(stage.stash.value);
+    bytes += static_cast<double>(stage.stash.value) + static_cast<double>(stage.restored.value);
   }
   total *= problem.shape.micro_batches;
   bytes *= problem.shape.micro_batches;
@@ -84,10 +85,15 @@ Expected<void> check_policy(const DuePolicy& policy, std::size_t stages) {
 
 Expected<void> check_limits(const AdaptiveProblem& problem) {
   std::vector<std::int64_t> need(problem.stash_limit.size(), 0);
+  std::vector<std::int64_t> restored(need.size(), 0);
   for (std::size_t s = 0; s < problem.stages.size(); ++s) {
     const StageShape& where = problem.shape.stages[s];
-    if (!where.frozen) need[where.rank.index()] += problem.stages[s].stash.value;
+    if (where.frozen) continue;
+    need[where.rank.index()] += problem.stages[s].stash.value;
+    std::int64_t& largest = restored[where.rank.index()];
+    largest = std::max(largest, problem.stages[s].restored.value);
   }
+  for (std::size_t r = 0; r < need.size(); ++r) need[r] += restored[r];
   for (std::size_t r = 0; r < need.size(); ++r) {
     if (need[r] <= problem.stash_limit[r].value || need[r] == 0) continue;
     return make_error(ErrorCode::kInfeasible,
@@ -121,7 +127,7 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
   for (const StageShape& stage : shape.stages) ++ranks_[stage.rank.index()].end;
   int next = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
-    ranks_[r].limit = stash_limit[r].value;
+    ranks_[r].limit = ranks_[r].most = stash_limit[r].value;
     ranks_[r].first = next;
     next += ranks_[r].end;
     ranks_[r].end = ranks_[r].first;
@@ -140,6 +146,9 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
     slot.transfer[kF] = stages[s].activation_transfer.count();
     slot.transfer[kI] = stages[s].gradient_transfer.count();
     slot.stash = where.frozen ? 0 : stages[s].stash.value;
+    slot.restored = where.frozen ? 0 : stages[s].restored.value;
+    RankState& rank = ranks_[where.rank.index()];
+    rank.limit = std::min(rank.limit, rank.most - slot.restored);
   }
   connect();
   period_ = 0;
@@ -195,7 +204,7 @@ void ListScheduler::start(const DuePolicy& policy) {
   wait_[kF] = wait_[kI] = policy.wait_for_others;
   std::fill(wake_.begin(), wake_.end(), kNever);
   for (RankState& rank : ranks_) {
-    rank.free = rank.posted = rank.held = 0;
+    rank.free = rank.posted = rank.held = rank.back = 0;
     rank.left = 0;
     for (int i = rank.first; i < rank.end; ++i) {
       const Slot& slot = slots_[static_cast<std::size_t>(i)];
@@ -245,6 +254,7 @@ bool ListScheduler::admits(const RankState& rank, int index) const {
   const Slot& slot = slots_[static_cast<std::size_t>(index)];
   if (slot.stash == 0) return true;
   if (rank.held + slot.stash > rank.limit) return false;
+  if (rank.held + rank.back + slot.stash > rank.most) return false;
   for (int k = index + 1; k < rank.end; ++k) {
     const Slot& later = slots_[static_cast<std::size_t>(k)];
     if (later.head[kF] == slot.head[kF]) continue;
@@ -258,7 +268,7 @@ bool ListScheduler::admits(const RankState& rank, int index) const {
 inline ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64_t now) {
   const RankState& rank = ranks_[index];
   // Then the banker has nothing to refuse: what is ahead of a stage is held.
-  const bool roomy = rank.held + rank.stash <= rank.limit;
+  const bool roomy = rank.held + rank.stash <= lesser(rank.limit, rank.most - rank.back);
   const std::int64_t posted = rank.posted;
   std::int64_t best = -1;  // kStride x slot + kind
   std::int64_t best_due = kNever;
@@ -282,7 +292,7 @@ inline ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64
     const bool refused =
         !roomy && due[kF] != kNever && !admits(rank, static_cast<int>(slot - slots_.data()));
     consider(*slot, kF, refused ? kNever : due[kF], code + kF);
-    consider(*slot, kI, due[kI], code + kI);
+    consider(*slot, kI, restores(rank, *slot) ? due[kI] : kNever, code + kI);
     ++slot;
     due += kStride;
   }
@@ -306,7 +316,7 @@ std::int64_t ListScheduler::next_arrival(std::size_t index, std::int64_t now) co
     for (const Kind kind : {kF, kI}) {
       const std::int64_t arrival = greater(slot.ready[kind], rank.posted) + slot.transfer[kind];
       if (arrival <= now || arrival >= next) continue;
-      if (kind == kI || admits(rank, i)) next = arrival;
+      if (kind == kI ? restores(rank, slot) : admits(rank, i)) next = arrival;
     }
   }
   return next < kUnknown ? wake_at(next, index) : kNever;
@@ -352,6 +362,7 @@ inline void ListScheduler::place(std::size_t index, Choice choice) {
   slot.due[kind] += period_;
   if (kind == kW) {
     rank.held -= slot.stash;
+    rank.back -= slot.restored;
     known_due(choice.slot, kW) = slot.head[kW] < slot.head[kI] ? slot.due[kW] : kNever;
   } else {
     const auto m = static_cast<std::size_t>(micro_batch);
@@ -360,6 +371,7 @@ inline void ListScheduler::place(std::size_t index, Choice choice) {
     slot.ready[kind] = ready;
     known_due(choice.slot, kind) = ready == kUnknown ? kNever : slot.due[kind];
     if (kind == kI) {
+      rank.back += slot.restored;
       known_due(choice.slot, kW) = slot.due[kW];
     } else {
       rank.held += slot.stash;

@@ -32,6 +32,7 @@ struct StageTiming {
   Nanoseconds activation_transfer{0};  // message from the previous stage; 0 on the same rank
   Nanoseconds gradient_transfer{0};    // message from the next stage; 0 on the same rank
   Bytes stash;                         // from the start of F to the end of W
+  Bytes restored;                      // more from the start of I, where layers are recomputed
 };
 
 // Due dates of micro-batch m. The period T is the largest work of a rank for one micro-batch.
@@ -63,7 +64,7 @@ struct DuePolicy {
 struct AdaptiveProblem {
   PipelineShape shape;
   std::vector<StageTiming> stages;  // by stage
-  std::vector<Bytes> stash_limit;   // by rank: largest sum of stashes
+  std::vector<Bytes> stash_limit;   // by rank: most bytes of stashes at once, restored ones too
 };
 
 struct AdaptiveSchedule {
@@ -122,6 +123,7 @@ class ListScheduler {
     int reader[kKinds] = {};
     Kind reads[kKinds] = {};
     std::int64_t stash = 0;
+    std::int64_t restored = 0;
     std::int64_t stash_before = 0;  // of the rank's earlier stages
     std::int64_t stash_behind = 0;  // of this stage and the rank's later ones
     // Stash of the micro-batches from the next F's on, in the rank's earlier stages.
@@ -133,9 +135,11 @@ class ListScheduler {
     std::int64_t free = 0;  // end of the last action
     // End of the action before it, at which the next action's receive is posted.
     std::int64_t posted = 0;
-    std::int64_t left = 0;  // work not placed yet
-    std::int64_t held = 0;  // sum of stashes
-    std::int64_t limit = 0;
+    std::int64_t left = 0;   // work not placed yet
+    std::int64_t held = 0;   // sum of stashes
+    std::int64_t limit = 0;  // of `held`: what the largest restored stash leaves
+    std::int64_t back = 0;   // sum of restored stashes
+    std::int64_t most = 0;   // limit of both sums
     std::int64_t stash = 0;  // of one micro-batch, all stages
     int first = 0;           // slots [first, end)
     int end = 0;
@@ -152,6 +156,9 @@ class ListScheduler {
     return (time << rank_bits_) + static_cast<std::int64_t>(rank);
   }
   [[nodiscard]] bool admits(const RankState& rank, int slot) const;
+  [[nodiscard]] static bool restores(const RankState& rank, const Slot& slot) {
+    return slot.restored <= rank.most - rank.held - rank.back;
+  }
   [[nodiscard]] Choice choose(std::size_t rank, std::int64_t now);
   [[nodiscard]] std::int64_t next_arrival(std::size_t rank, std::int64_t now) const;
   void place(std::size_t rank, Choice choice);

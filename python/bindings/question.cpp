@@ -19,6 +19,7 @@ constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
 // The values of a question that are no documents.
 struct Values {
   std::string device;
+  std::string recompute;
   std::int64_t sequence = 0;
   std::int64_t micro_batch_size = 1;
   std::int64_t head_slices = 1;
@@ -90,7 +91,6 @@ Expected<void> read_names(JsonObject& object, plan::Question& question) {
   if (schedule != "auto") {
     DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(schedule));
   }
-  DYNMO_ASSIGN(question.recompute, plan::parse_recompute(object.string("recompute", "none")));
   return {};
 }
 
@@ -99,6 +99,7 @@ Expected<Values> read_values(const Json& json, plan::Question& question) {
   for (const char* key : {"profile", "config", "cluster", "current"}) object.ignore(key);
   Values values;
   values.device = object.string("device", "");
+  values.recompute = object.string("recompute", "");
   values.sequence = count(object, "sequence", kMaxTokens, 1);
   values.micro_batch_size = count(object, "micro_batch_size", kMaxTokens, 1);
   values.head_slices = count(object, "head_slices", kMaxTokens, 1);
@@ -151,6 +152,9 @@ Expected<plan::Question> read_question(const Json& json) {
   DYNMO_TRY(check_ranks(json));
   DYNMO_ASSIGN(const Values values, read_values(json, question));
   DYNMO_TRY(set_model(json, values, question));
+  if (!values.recompute.empty()) {
+    DYNMO_ASSIGN(question.recompute, plan::parse_recompute(values.recompute));
+  }
   DYNMO_TRY(set_machines(json, values, question));
   if (json.contains("current")) {
     DYNMO_ASSIGN(plan::Plan current, plan::parse_plan(json["current"], "current"));

@@ -135,7 +135,7 @@ def plan(
     memory: Union[int, str, None] = None,
     head_room: Optional[float] = None,
     current: Any = None,
-    recompute: str = "none",
+    recompute: Optional[str] = None,
     pack: bool = False,
     slack: Optional[float] = None,
     evaluations: Optional[int] = None,

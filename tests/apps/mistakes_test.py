@@ -87,7 +87,6 @@ PLAN = [
     ("plan profile.json --ranks 2 --micro-batches 0", 2, "--micro-batches is 0"),
     ("plan profile.json --ranks 2 --slack 0.1", 2, "--slack goes with --pack"),
     ("plan profile.json --ranks 2 --pack --slack -1", 2, "--slack is -1"),
-    ("plan profile.json --ranks 2 --pack --recompute whole", 2, "--recompute with --pack"),
     ("plan profile.json --ranks 2 --head-room 1", 2, "--head-room is 1"),
     ("plan profile.json --ranks 2 --cluster cluster.json", 2, "both --ranks and --cluster"),
     ("plan profile.json --cluster nowhere.json", 2, "nowhere.json"),

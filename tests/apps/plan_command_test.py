@@ -327,11 +327,24 @@ class Models(Case):
         self.write("run.toml", self.CONFIG)
         self.write("config.json", LLAMA)
         same = ["--ranks", 4, "--memory", "60GiB", "--schedule", "zb-h1", "--balancer", "optimal", "--micro-batches", 16]
+        same += ["--recompute", "none"]
         theirs = self.plan("--model", "config.json", "--device", "h100", "--sequence", 512, "--micro-batch-size", 2, *same)
         self.assertEqual(self.plan("--config", "run.toml", "--device", "h100"), theirs)
         flags = ["--ranks", 2, "--schedule", "gpipe", "--balancer", "uniform", "--micro-batches", 8]
         plan = self.plan("--config", "run.toml", "--device", "h100", *flags)
         self.assertEqual((plan["ranks"], plan["schedule"], plan["balancer"]), (2, "gpipe", "uniform"))
+
+    def test_of_a_model_recompute_where_memory_asks_for_it(self):
+        self.write("config.json", LLAMA)
+        words = ["--model", "config.json", "--device", "h100", "--sequence", 4096, "--ranks", 4, "--balancer", "optimal",
+                 "--micro-batches", 16]
+        self.assertEqual(self.plan(*words)["recomputed_layers"], [])
+        all_of_it = self.plan(*words, "--schedule", "1f1b")
+        most = max(stage["memory_bytes"] for stage in all_of_it["stages"])
+        tight = [*words, "--schedule", "1f1b", "--memory", str(most * 3 // 4)]
+        own = self.plan(*tight)
+        self.assertNotEqual(own["recomputed_layers"], [])
+        self.assertEqual(own, self.plan(*tight, "--recompute", "auto"))
 
     def test_of_a_config_that_leaves_something_open_say_what(self):
         for change, words, wanted in [
@@ -407,7 +420,8 @@ class Recompute(Case):
 
     def test_wrong_ones(self):
         self.assert_error(self.run_plan(*self.WORDS, "--recompute", "some"), 2, "--recompute", "none, whole or auto")
-        self.assert_error(self.run_plan(*self.WORDS, "--recompute", "auto", "--pack"), 2, "--recompute with --pack")
+        packed = self.plan(*self.WORDS, "--memory", "20MiB", "--recompute", "auto", "--pack", "--slack", 9)
+        self.assertEqual({stage["rank"] for stage in packed["stages"]}, {0})
         result = self.run_plan(*self.WORDS, "--recompute", "auto", "--memory", "1MiB")
         self.assertEqual(result.returncode, 3, result.stderr)
 

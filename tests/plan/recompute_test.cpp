@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/propose.h"
 #include "tests/plan/cuts.h"
 #include "tests/support/samples.h"
 
@@ -220,22 +221,22 @@ TEST(Recompute, AProposalRecomputesOnlyWhereNothingElseFits) {
   const cost::ModelCost model = model_with_frozen(rng, 12, 0);
   const auto proposed = [&](Bytes memory, Recompute choice) {
     const cost::Cluster cluster = cost::equal_ranks(3, memory);
-    return propose(Balancer::kOptimal, {.model = model, .cluster = cluster, .micro_batches = 6}, {},
-                   choice);
+    return propose(Balancer::kOptimal,
+                   {.model = model, .cluster = cluster, .micro_batches = 6, .recompute = choice});
   };
   const auto plenty = proposed(Bytes{1 << 20}, Recompute::kAuto);
   ASSERT_TRUE(plenty) << plenty.error().message;
-  EXPECT_TRUE(plenty->layers.empty());
+  EXPECT_TRUE(plenty->recomputed.empty());
   Bytes memory{1 << 10};
   while (proposed(memory, Recompute::kNone)) memory = part(memory, 90);
   EXPECT_EQ(proposed(memory, Recompute::kNone).error().code, ErrorCode::kInfeasible);
   const auto tight = proposed(memory, Recompute::kAuto);
   ASSERT_TRUE(tight) << tight.error().message;
-  EXPECT_FALSE(tight->layers.empty());
+  EXPECT_FALSE(tight->recomputed.empty());
   const auto all = proposed(Bytes{1 << 20}, Recompute::kWhole);
-  EXPECT_EQ(all->layers.size(), 11U);
-  EXPECT_LT(tight->layers.size(), 11U);
-  EXPECT_GT(all->proposal.evaluation.step_time_s, plenty->proposal.evaluation.step_time_s);
+  EXPECT_EQ(all->recomputed.size(), 11U);
+  EXPECT_LT(tight->recomputed.size(), 11U);
+  EXPECT_GT(all->evaluation.step_time_s, plenty->evaluation.step_time_s);
 }
 
 }  // namespace

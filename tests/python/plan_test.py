@@ -178,7 +178,6 @@ class BadInput(Case):
             ("device", LLAMA, {"ranks": 2}),
             ("device goes with", UNEVEN, {"ranks": 2, "device": "h100"}),
             ("slack goes with pack", UNEVEN, {"ranks": 2, "slack": 0.5}),
-            ("recompute is given with pack", UNEVEN, {"ranks": 2, "pack": True, "recompute": "auto"}),
             ("head_room is 1", UNEVEN, {"ranks": 2, "head_room": 1.0}),
             ("memory", UNEVEN, {"ranks": 2, "memory": "80 apples"}),
             ("current", UNEVEN, {"ranks": 1, "current": dynmo.plan(profile([1e-3]), 1)}),

@@ -167,9 +167,9 @@ struct Planned {
 Expected<Planned> plan_run(const config::Config& config, const cost::ModelCost& costs,
                            const cost::Cluster& cluster) {
   if (config.pipeline.cut.empty()) {
-    DYNMO_ASSIGN(plan::RecomputeProposal proposed, propose_first_plan(config, costs, cluster));
-    return Planned{std::move(proposed.proposal.plan), std::move(proposed.proposal.evaluation),
-                   static_cast<int>(proposed.layers.size())};
+    DYNMO_ASSIGN(plan::Proposal proposed, propose_first_plan(config, costs, cluster));
+    return Planned{std::move(proposed.plan), std::move(proposed.evaluation),
+                   static_cast<int>(proposed.recomputed.size())};
   }
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   const std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());

@@ -22,9 +22,9 @@ schedule::ScheduleKind first_schedule(const config::Config& config) {
   return schedule::parse_schedule_kind(config.pipeline.schedule).value();
 }
 
-Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& config,
-                                                     const cost::ModelCost& costs,
-                                                     const cost::Cluster& cluster) {
+Expected<plan::Proposal> propose_first_plan(const config::Config& config,
+                                            const cost::ModelCost& costs,
+                                            const cost::Cluster& cluster) {
   const bool best = config.pipeline.schedule == "auto";
   return plan::propose(
       plan::parse_balancer(config.pipeline.balancer).value(),
@@ -32,10 +32,10 @@ Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& confi
        .cluster = cluster,
        .micro_batches = static_cast<int>(config.batch.micro_batches),
        .schedule = first_schedule(config),
-       .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank)},
+       .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank),
+       .recompute = plan::parse_recompute(config.pipeline.recompute).value()},
       {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven,
-       .rank_order = rank_order(config)},
-      plan::parse_recompute(config.pipeline.recompute).value());
+       .rank_order = rank_order(config)});
 }
 
 Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan, const config::Config& config,
@@ -107,9 +107,9 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& 
                  placed_by_hosts(first.plan, config, *measuring.costs(), measuring.cluster()));
     return first;
   }
-  DYNMO_ASSIGN(plan::RecomputeProposal proposed,
+  DYNMO_ASSIGN(plan::Proposal proposed,
                propose_first_plan(config, *measuring.costs(), measuring.cluster()));
-  first.plan = std::move(proposed.proposal.plan);
+  first.plan = std::move(proposed.plan);
   return first;
 }
 

@@ -12,7 +12,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
-#include "dynmo/plan/recompute.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/schedule.h"
 #include "dynmo/train/setup/run_model.h"
@@ -26,9 +26,9 @@ namespace dynmo::train {
 
 // The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,
 // recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
-[[nodiscard]] Expected<plan::RecomputeProposal> propose_first_plan(const config::Config& config,
-                                                                   const cost::ModelCost& costs,
-                                                                   const cost::Cluster& cluster);
+[[nodiscard]] Expected<plan::Proposal> propose_first_plan(const config::Config& config,
+                                                          const cost::ModelCost& costs,
+                                                          const cost::Cluster& cluster);
 
 // A plan that was given, with its ranks placed as pipeline.place says. Its layers stay together.
 [[nodiscard]] Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan,

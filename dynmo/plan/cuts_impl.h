@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The cuts of a balancer that are worth a replay where layers may be recomputed: propose() and the
+// templates of search() try the same.
+
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/plan/balance.h"
+
+namespace dynmo::plan::internal {
+
+// The assumption of a cut.
+enum class CutFor {
+  kPlain,  // nothing is recomputed
+  kWhole,  // everything is
+  kLeast,  // as little as fits: only balancers that know memory can
+};
+// In the order of trial: for kNone and kWhole one.
+[[nodiscard]] std::vector<CutFor> cuts_for(Balancer balancer, Recompute choice);
+
+struct MadeCut {
+  std::vector<int> counts;  // by stage of placement()
+  int rounds = 0;           // diffusion only: its rounds, and the paper's bound on them
+  double rounds_bound = 0;
+};
+
+// The cut of any balancer but kSearch, refined if it is kOptimal's and can be. Errors as balance().
+[[nodiscard]] Expected<MadeCut> make_cut(CutFor what, Balancer balancer,
+                                         const BalanceProblem& problem);
+
+}  // namespace dynmo::plan::internal

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "dynmo/core/check.h"
+#include "dynmo/plan/range_recompute_impl.h"
+
+namespace dynmo::plan::internal {
+namespace {
+
+__extension__ typedef __int128 PriceProduct;
+
+// Sets tried for one range: exact up to some ten layers of any kind, and nearly always beyond.
+constexpr int kMaxSetsOfRange = 2'000;
+
+}  // namespace
+
+RangeRecompute::RangeRecompute(Recompute choice, const cost::ModelCost& model,
+                               std::vector<std::int64_t> forward, std::vector<Point> points,
+                               std::int64_t memory)
+    : choice_(choice),
+      model_(model),
+      frozen_(model.frozen_layers()),
+      forward_(std::move(forward)),
+      points_(std::move(points)),
+      memory_(memory) {
+  for (auto* sums : {&state_, &activation_, &saved_, &added_}) sums->push_back(0);
+  added_s_.push_back(0);
+  for (int i = 0; i < model.size(); ++i) {
+    const auto layer = static_cast<std::size_t>(i);
+    const cost::LayerCost& cost = model.layers[layer];
+    const bool trained = i >= frozen_;
+    const bool in_whole = trained && i >= 1;
+    const std::int64_t bytes = trained ? cost.activation_bytes.value : 0;
+    const std::int64_t saved = bytes - input_bytes(model, layer).value;
+    const bool chosen = choice == Recompute::kWhole ? in_whole : trained && saved > 0;
+    all_parts_ += forward_[layer];
+    state_.push_back(state_.back() + cost::state_bytes(cost).value);
+    activation_.push_back(activation_.back() + bytes);
+    saved_.push_back(saved_.back() + (chosen ? saved : 0));
+    added_.push_back(added_.back() + (in_whole ? forward_[layer] : 0));
+    added_s_.push_back(added_s_.back() + (in_whole ? cost.forward_s : 0));
+  }
+}
+
+std::int64_t RangeRecompute::min_bytes(int first, int end) const {
+  const std::int64_t state = sum(state_, first, end);
+  const std::int64_t activation = sum(activation_, first, end);
+  const std::int64_t saved = sum(saved_, first, end);
+  std::int64_t largest = 0;
+  for (int i = std::max(first, frozen_); i < end; ++i) {
+    largest = std::max(largest, sum(saved_, i, i + 1));
+  }
+  std::int64_t bytes = state;
+  for (const Point& point : points_) {
+    const std::int64_t restored =
+        point.restored[0] * std::max<std::int64_t>(saved, 0) + (point.backward >= 0 ? largest : 0);
+    bytes = std::max(bytes, state + point.held[0] * (activation - saved) + restored);
+  }
+  return bytes;
+}
+
+bool RangeRecompute::within(int first, int end, std::int64_t limit) {
+  if (min_bytes(first, end) > memory_) return false;
+  if (limit >= all_parts_) return true;
+  Range& known = range(first, end);
+  if (known.upper <= limit) return true;
+  if (known.lower > limit) return false;
+  solve(known, first, end);
+  return known.upper <= limit;
+}
+
+std::int64_t RangeRecompute::parts(int first, int end) { return range(first, end).upper; }
+
+double RangeRecompute::seconds(int first, int end) {
+  Range& known = range(first, end);
+  if (known.seconds < 0) solve(known, first, end);
+  return known.seconds;
+}
+
+RangeRecompute::Range& RangeRecompute::range(int first, int end) {
+  const std::int64_t key = std::int64_t{first} * (model_.size() + 1) + end;
+  const auto [entry, fresh] = ranges_.try_emplace(key);
+  if (fresh) entry->second = bounds(first, end);
+  return entry->second;
+}
+
+RankMemory RangeRecompute::memory_of_range(int first, int end) const {
+  RankMemory rank{.state = sum(state_, first, end), .stages = 1, .items = {}, .points = points_};
+  for (int i = std::max(first, frozen_); i < end; ++i) {
+    const auto layer = static_cast<std::size_t>(i);
+    rank.items.push_back({.layer = LayerId(i),
+                          .stage = 0,
+                          .activation = model_.layers[layer].activation_bytes.value,
+                          .kept = input_bytes(model_, layer).value,
+                          .seconds = static_cast<double>(forward_[layer])});
+  }
+  return rank;
+}
+
+// Below: the layers were they divisible, the cheapest a byte first. Above: whole layers in the same
+// order, without those that are not needed after all.
+RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
+  if (choice_ == Recompute::kWhole) {
+    const std::int64_t parts = sum(added_, first, end);
+    const double seconds =
+        added_s_[static_cast<std::size_t>(end)] - added_s_[static_cast<std::size_t>(first)];
+    return {.lower = parts, .upper = parts, .seconds = seconds};
+  }
+  const std::int64_t state = sum(state_, first, end);
+  const std::int64_t activation = sum(activation_, first, end);
+  std::int64_t most = 0;
+  for (const Point& point : points_) most = std::max<std::int64_t>(most, point.held[0]);
+  if (state + most * activation <= memory_) return {.lower = 0, .upper = 0, .seconds = 0};
+  struct Choice {
+    std::int64_t saved;
+    std::int64_t parts;
+    int layer;
+  };
+  std::vector<Choice> choices;
+  for (int i = std::max(first, frozen_); i < end; ++i) {
+    const std::int64_t saved = sum(saved_, i, i + 1);
+    if (saved > 0) choices.push_back({saved, forward_[static_cast<std::size_t>(i)], i});
+  }
+  std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+    const auto left = static_cast<PriceProduct>(a.parts) * b.saved;
+    const auto right = static_cast<PriceProduct>(b.parts) * a.saved;
+    return left != right ? left < right : a.layer < b.layer;
+  });
+  Range range;
+  double lower = 0;
+  for (const Point& point : points_) {
+    const std::int64_t gained = point.held[0] - point.restored[0];
+    double rest = static_cast<double>(state + point.held[0] * activation - memory_);
+    double parts = 0;
+    for (const Choice& choice : choices) {
+      if (rest <= 0) break;
+      const auto gain = static_cast<double>(gained * choice.saved);
+      if (gain <= 0) break;
+      parts += static_cast<double>(choice.parts) * std::min(1.0, rest / gain);
+      rest -= gain;
+    }
+    lower = std::max(lower, parts);
+  }
+  range.lower = static_cast<std::int64_t>(std::floor(lower * (1 - 1e-12)));
+  std::int64_t saved = 0;
+  std::int64_t largest = 0;
+  const auto fits = [&](std::int64_t bytes, std::int64_t top) {
+    return std::all_of(points_.begin(), points_.end(), [&](const Point& point) {
+      return state + point.held[0] * (activation - bytes) + point.restored[0] * bytes +
+                 (point.backward >= 0 ? top : 0) <=
+             memory_;
+    });
+  };
+  std::size_t taken = 0;
+  while (taken < choices.size() && !fits(saved, largest)) {
+    saved += choices[taken].saved;
+    range.upper += choices[taken].parts;
+    largest = std::max(largest, choices[taken++].saved);
+  }
+  const bool alike = std::all_of(choices.begin(), choices.end(), [&](const Choice& choice) {
+    return choice.saved == choices[0].saved && choice.parts == choices[0].parts;
+  });
+  if (alike) range.lower = range.upper;
+  return range;
+}
+
+void RangeRecompute::solve(Range& range, int first, int end) const {
+  const RankMemory rank = memory_of_range(first, end);
+  const std::vector<bool> chosen = least_time_set(rank, memory_, kMaxSetsOfRange);
+  std::int64_t parts = 0;
+  range.seconds = 0;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (!chosen[i]) continue;
+    parts += forward_[rank.items[i].layer.index()];
+    range.seconds += model_.layers[rank.items[i].layer.index()].forward_s;
+  }
+  range.lower = range.upper = std::min(parts, range.upper);
+}
+
+}  // namespace dynmo::plan::internal

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The bytes that the stages of a rank hold at every point of its list, as a function of the layers
+// that are recomputed, and the set of least time that fits a limit. Times are in any unit.
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/schedule/schedule.h"
+
+namespace dynmo::plan::internal {
+
+// The memory that a rank's stages hold at one point of its list, in stashes of a micro-batch.
+struct Point {
+  std::vector<int> held;      // by stage of the rank: from F to the end of W
+  std::vector<int> restored;  // from I to the end of W
+  int backward = -1;          // the stage in a fused B, which restores layer by layer
+  auto operator<=>(const Point&) const = default;
+
+  [[nodiscard]] bool covers(const Point& other) const;
+};
+
+struct Item {
+  LayerId layer;
+  std::size_t stage = 0;  // of the rank
+  std::int64_t activation = 0;
+  std::int64_t kept = 0;  // where recomputed
+  double seconds = 0;     // that recomputing adds
+  [[nodiscard]] std::int64_t saved() const { return activation - kept; }
+  [[nodiscard]] bool same_choice(const Item& other) const {
+    return stage == other.stage && activation == other.activation && kept == other.kept &&
+           seconds == other.seconds;
+  }
+};
+
+// Memory of one rank as a function of the set of its layers that are recomputed.
+struct RankMemory {
+  std::int64_t state = 0;
+  std::size_t stages = 0;
+  std::vector<Item> items;  // trained layers
+  std::vector<Point> points;
+
+  [[nodiscard]] std::int64_t at(const Point& point, const std::vector<bool>& chosen) const;
+  [[nodiscard]] std::int64_t peak(const std::vector<bool>& chosen) const;
+  // The choice that takes the least memory: every layer that saves anything.
+  [[nodiscard]] std::vector<bool> all() const;
+};
+
+// The points of a list that no other one covers. `local`: stage of the rank by stage; `frozen`: by
+// stage.
+[[nodiscard]] std::vector<Point> points_of(const std::vector<schedule::Action>& list,
+                                           const std::vector<int>& local,
+                                           const std::vector<bool>& frozen, std::size_t stages);
+
+// A layer that is recomputed saves its input alone. Tokens belong to the batch.
+[[nodiscard]] Bytes input_bytes(const cost::ModelCost& model, std::size_t layer);
+
+// Returns the memory of each rank. kBadInput as schedule_of says.
+[[nodiscard]] Expected<std::vector<RankMemory>> memory_of(const Plan& plan,
+                                                          const cost::ModelCost& model,
+                                                          int micro_batches);
+
+// The set with the least sum of seconds of those that fit `limit`, by branch and bound; the best
+// set found within `max_sets`, a number and not a time, so that all ranks stop at the same one.
+// Requires that recomputing all fits: recomputing one layer more never takes more memory.
+inline constexpr int kMaxSets = 10'000;
+[[nodiscard]] std::vector<bool> least_time_set(const RankMemory& rank, std::int64_t limit,
+                                               int max_sets = kMaxSets);
+
+}  // namespace dynmo::plan::internal
