@@ -276,7 +276,9 @@ PolicyInput Controller::input(Cause cause, const Boundary& now,
           .fixed_cost_s = charges_.plan_s + charges_.move_fixed_s,
           .cause = evidence(cause),
           .forgone_s = forgone_.sum_s,
-          .rank_noise = profiler_.rank_noise()};
+          .rank_noise = profiler_.rank_noise(),
+          .recomputed = now.recomputed,
+          .all_ranks = static_cast<int>(lasting_.ranks)};
 }
 
 Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
@@ -284,7 +286,9 @@ Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
   const bool counts = profiler_.steps() > 0 && !pending_.waiting && !profiler_.work().empty() &&
                       profiler_.work() != drift_.work;
   if (!cause && !counts) return std::optional<Decision>();
-  const cost::ModelCost costs = *this->costs(now.known, now.recomputed);
+  lasting_.ranks = std::max<std::int64_t>(lasting_.ranks, now.cluster.size());
+  const cost::ModelCost plain = *this->costs(now.known);
+  const cost::ModelCost costs = plan::recomputed(plain, now.recomputed);
   if ((!cause || *cause == Cause::kDrift) && counts && counted(now, costs)) {
     cause = Cause::kCounted;
   }
@@ -295,8 +299,8 @@ Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
     drift_.look_at = observed_ + drift_.wait;
     return std::optional<Decision>();
   }
-  DYNMO_ASSIGN(Decision decision, control::decide(input(*cause, now, costs), options_.policy));
-  remember(*cause, now, costs, decision);
+  DYNMO_ASSIGN(Decision decision, control::decide(input(*cause, now, plain), options_.policy));
+  remember(*cause, now, plain, decision);
   return std::optional<Decision>(std::move(decision));
 }
 
@@ -320,7 +324,9 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   drift_.fruitless = decision.migrate ? 0 : drift_.fruitless + (decision.too_expensive ? 0 : 1);
   drift_.noisy_window = decision.within_noise ? profiler_.steps() : 0;
   drift_.stages = decision.plan.stages;
-  drift_.shares = stage_shares(decision.plan, cost::layer_work_s(costs, options_.micro_batches));
+  drift_.shares = stage_shares(
+      decision.plan,
+      cost::layer_work_s(plan::recomputed(costs, decision.recomputed), options_.micro_batches));
   drift_.work = profiler_.work();
   const bool drift = cause == Cause::kDrift;
   drift_.wait = drift && !decision.migrate ? std::min(2 * drift_.wait, kLongestWait) : 1;

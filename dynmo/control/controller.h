@@ -145,9 +145,11 @@ class Controller {
     std::int64_t interval = 0;      // ... and steps since the one before; 0: there was none
     std::int64_t since = 0;         // of the newest move, or the first step
     bool known = false;             // the newest change was, not found
+    std::int64_t ranks = 0;         // the most at a decision
 
     template <typename Self, typename Visit>
     static void fields(Self& self, Visit visit) {
+      visit("ranks", self.ranks);
       visit("changed_step", self.changed_step);
       visit("interval", self.interval);
       visit("since", self.since);
@@ -233,6 +235,7 @@ class Controller {
   [[nodiscard]] bool drifted(const Boundary& now, const cost::ModelCost& costs) const;
   [[nodiscard]] Cause evidence(Cause cause) const;
   [[nodiscard]] double horizon_steps(Cause cause, std::int64_t step) const;
+  // `costs` without recomputation, here and below.
   [[nodiscard]] PolicyInput input(Cause cause, const Boundary& now,
                                   const cost::ModelCost& costs) const;
   // Completes a decision of the policy, and takes it as what was done.

@@ -12,7 +12,7 @@
 namespace dynmo::control {
 
 Expected<Decision> Controller::vacate(const Boundary& now, const std::vector<Rank>& kept) {
-  const auto costs = this->costs(now.known, now.recomputed);
+  const auto costs = this->costs(now.known);
   if (!costs) {
     return make_error(ErrorCode::kBadInput, "nothing was measured yet: wanted a step or two first");
   }

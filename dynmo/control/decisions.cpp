@@ -71,10 +71,11 @@ Expected<Decision> Decisions::vacate(const Now& now, const std::vector<Rank>& ke
 
 Expected<plan::LayerSet> Decisions::recomputed_under(const plan::Plan& plan,
                                                      int frozen_layers) const {
+  const plan::Recompute choice = options_.controller.policy.recompute;
   auto known = costs(frozen_layers);
-  if (!known && options_.recompute != plan::Recompute::kWhole) return plan::LayerSet();
+  if (!known && choice != plan::Recompute::kWhole) return plan::LayerSet();
   if (!known) known = profiler().known(frozen_layers);
-  return plan::recomputed_layers(options_.recompute, plan, *known, cluster(),
+  return plan::recomputed_layers(choice, plan, *known, cluster(),
                                  options_.controller.micro_batches);
 }
 

@@ -25,7 +25,6 @@ namespace dynmo::control {
 
 struct DecisionsOptions {
   ControllerOptions controller = {};
-  plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank
   int replicas = 1;
   cost::Cluster cluster = {};  // nodes and links of a replica's ranks; no ranks: all on one node

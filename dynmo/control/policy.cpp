@@ -36,14 +36,20 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
   return {};
 }
 
+// A plan that is weighed.
+struct Rival {
+  const plan::Plan& plan;
+  const cost::ModelCost& model;  // with the layers that it recomputes
+};
+
 // For each layer, its work over the speed of the plan's slowest rank, 0 where that is not its
 // owner.
-std::vector<double> bottleneck_work_s(const plan::Plan& plan, const PolicyInput& input) {
-  const auto times = rank_times_s(plan, input.model, input.cluster, input.micro_batches);
+std::vector<double> bottleneck_work_s(const Rival& rival, const PolicyInput& input) {
+  const auto times = rank_times_s(rival.plan, rival.model, input.cluster, input.micro_batches);
   const Rank slowest(
       static_cast<int>(std::max_element(times.begin(), times.end()) - times.begin()));
-  std::vector<double> work = cost::layer_work_s(input.model, input.micro_batches);
-  const std::vector<Rank> owner = owners(plan);
+  std::vector<double> work = cost::layer_work_s(rival.model, input.micro_batches);
+  const std::vector<Rank> owner = owners(rival.plan);
   for (std::size_t i = 0; i < work.size(); ++i) {
     work[i] = owner[i] == slowest ? work[i] / input.cluster.ranks[slowest.index()].speed : 0;
   }
@@ -51,8 +57,8 @@ std::vector<double> bottleneck_work_s(const plan::Plan& plan, const PolicyInput&
 }
 
 // The std of the difference of two plans' step times (PolicyOptions).
-double noise_s(const PolicyInput& input, const plan::Plan& planned) {
-  const std::vector<double> now = bottleneck_work_s(input.current, input);
+double noise_s(const PolicyInput& input, const Rival& current, const Rival& planned) {
+  const std::vector<double> now = bottleneck_work_s(current, input);
   const std::vector<double> then = bottleneck_work_s(planned, input);
   const std::vector<Rank> owner = owners(input.current);
   double of_layers = 0;
@@ -71,13 +77,6 @@ double percent(double share) { return 100 * share; }
 
 Decision keep(Decision decision, std::string reason) {
   decision.migrate = false;
-  decision.reason = std::move(reason);
-  return decision;
-}
-
-Decision take(Decision decision, plan::Plan plan, std::string reason) {
-  decision.migrate = true;
-  decision.plan = std::move(plan);
   decision.reason = std::move(reason);
   return decision;
 }
@@ -101,10 +100,11 @@ int ranks_used(const plan::Plan& plan) {
   return static_cast<int>(plan::ranks_at_work(plan).size());
 }
 
-plan::BalanceProblem problem_of(const PolicyInput& input) {
+plan::BalanceProblem problem_of(const PolicyInput& input, const PolicyOptions& options) {
   plan::BalanceProblem problem{input.model, input.cluster, input.micro_batches,
                                input.current.schedule};
   problem.current = &input.current;
+  problem.recompute = options.recompute;
   const int used = ranks_used(input.current);
   if (used > 0) {
     problem.stages_per_rank = std::max(1, static_cast<int>(input.current.stages.size()) / used);
@@ -112,40 +112,87 @@ plan::BalanceProblem problem_of(const PolicyInput& input) {
   return problem;
 }
 
-Expected<plan::Proposal> proposed(const plan::BalanceProblem& problem,
-                                  const PolicyOptions& options) {
+// The step on as many ranks as there were, some of which have been released; 0 if there is no such
+// plan. A slack against the ranks that are left would be granted again with every release.
+double reference_step_s(const plan::BalanceProblem& problem, const PolicyOptions& options,
+                        int all_ranks) {
+  if (all_ranks <= problem.cluster.size()) return 0;
+  cost::Cluster all = problem.cluster;
+  all.ranks.resize(static_cast<std::size_t>(all_ranks), all.ranks.front());
+  const plan::BalanceProblem on_all{.model = problem.model,
+                                    .cluster = all,
+                                    .micro_batches = problem.micro_batches,
+                                    .schedule = problem.schedule,
+                                    .stages_per_rank = problem.stages_per_rank,
+                                    .recompute = problem.recompute};
+  const auto proposal = propose(options.balancer, on_all, options.propose);
+  return proposal ? proposal->evaluation.step_time_s : 0;
+}
+
+Expected<plan::Proposal> proposed(const plan::BalanceProblem& problem, const PolicyOptions& options,
+                                  int all_ranks) {
   if (options.rank_use == RankUse::kAll) {
     return propose(options.balancer, problem, options.propose);
   }
-  DYNMO_ASSIGN(
-      plan::Packing packing,
-      pack(options.balancer, problem, {.slack = options.pack_slack, .propose = options.propose}));
+  DYNMO_ASSIGN(plan::Packing packing,
+               pack(options.balancer, problem,
+                    {.slack = options.pack_slack,
+                     .reference_step_s = reference_step_s(problem, options, all_ranks),
+                     .propose = options.propose}));
   return std::move(packing.proposal);
 }
 
 // The balancer's plan, on few ranks where asked; in 1F1B where there are more ranks than the
 // schedule in force can have for these layers.
 Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
-  plan::BalanceProblem problem = problem_of(input);
-  auto found = proposed(problem, options);
+  plan::BalanceProblem problem = problem_of(input, options);
+  auto found = proposed(problem, options, input.all_ranks);
   if (found || found.error().code != ErrorCode::kBadInput) return found;
   problem.schedule = schedule::ScheduleKind::k1F1B;
   problem.stages_per_rank = 1;
-  return proposed(problem, options);
+  return proposed(problem, options, input.all_ranks);
 }
 
 struct Rivals {
   plan::Plan plan;
+  plan::LayerSet recomputed;      // under it
+  cost::ModelCost current_model;  // each with what is recomputed
+  cost::ModelCost planned_model;
   plan::Evaluation current;
   plan::Evaluation planned;
 };
 
+// The current plan's side.
+Expected<Rivals> rivals_of(const PolicyInput& input) {
+  Rivals rivals;
+  rivals.current_model = plan::recomputed(input.model, input.recomputed);
+  DYNMO_ASSIGN(rivals.current, plan::evaluate_recomputed(input.current, input.model, input.cluster,
+                                                         input.micro_batches, input.recomputed));
+  return rivals;
+}
+
+void enter(Rivals& rivals, plan::Proposal proposal, const PolicyInput& input) {
+  rivals.plan = std::move(proposal.plan);
+  rivals.recomputed = std::move(proposal.recomputed);
+  rivals.planned_model = plan::recomputed(input.model, rivals.recomputed);
+  rivals.planned = std::move(proposal.evaluation);
+}
+
+Decision take(Decision decision, const Rivals& rivals, std::string reason) {
+  decision.migrate = true;
+  decision.plan = rivals.plan;
+  decision.recomputed = rivals.recomputed;
+  decision.reason = std::move(reason);
+  return decision;
+}
+
 // Moving layers away from the slowest rank seems to gain even where noise alone made it the
 // slowest: of n equal values with noise the largest is about sqrt(2 ln n) standard deviations above
 // the mean. Those that noise may have put below it count: within 3 standard deviations.
-double chance_gain_s(const PolicyInput& input, const Decision& decision) {
+double chance_gain_s(const PolicyInput& input, const Rivals& rivals, const Decision& decision) {
   if (input.cause == Cause::kKnown) return 0;
-  const auto times = rank_times_s(input.current, input.model, input.cluster, input.micro_batches);
+  const auto times =
+      rank_times_s(input.current, rivals.current_model, input.cluster, input.micro_batches);
   const double slowest = *std::max_element(times.begin(), times.end());
   const auto equal = std::count_if(times.begin(), times.end(), [&](double time) {
     return time > 0 && time >= (1 - 3 * input.rank_noise) * slowest;
@@ -182,7 +229,7 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
   if (!plan::fits_memory(proposal.current.result, input.cluster)) {
     std::string reason = fmt::format("move {}: the current plan no longer fits the memory, {}",
                                      cuts, gain_text(decision));
-    return take(std::move(decision), proposal.plan, std::move(reason));
+    return take(std::move(decision), proposal, std::move(reason));
   }
   const double gain = gain_of_step(decision);
   const auto refuse = [&](std::string why) {
@@ -194,7 +241,7 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
     return refuse(fmt::format("wanted more than {:.1f} %", percent(least)));
   }
   const double factor = noise_factor(input.cause, options);
-  const double noise = factor * decision.noise_s + chance_gain_s(input, decision);
+  const double noise = factor * decision.noise_s + chance_gain_s(input, proposal, decision);
   if (!(gain > noise)) {
     decision.within_noise = true;
     return refuse(fmt::format("within the noise of {}", format_seconds(noise)));
@@ -216,13 +263,14 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
                   percent(decision.imbalance_after), decision.migration.moves.size(),
                   format_bytes(decision.migration.bytes()), format_seconds(decision.gain_s),
                   format_seconds(decision.cost_s));
-  return take(std::move(decision), proposal.plan, std::move(reason));
+  return take(std::move(decision), proposal, std::move(reason));
 }
 
 // The decision to stay, before there is a proposal to compare it with.
 Decision keeping(const PolicyInput& input, const plan::Evaluation& current) {
   Decision decision;
   decision.plan = input.current;
+  decision.recomputed = input.recomputed;
   decision.current_step_s = decision.planned_step_s = current.step_time_s;
   decision.imbalance_before = decision.imbalance_after = current.imbalance;
   decision.ranks_before = decision.ranks_after = ranks_used(input.current);
@@ -239,16 +287,15 @@ void compare(Decision& decision, const Rivals& rivals, const PolicyInput& input)
   const double bandwidth = input.bytes_per_s > 0 ? input.bytes_per_s : kAssumedBytesPerSecond;
   decision.cost_s =
       static_cast<double>(decision.migration.bytes().value) / bandwidth + input.fixed_cost_s;
-  decision.noise_s = noise_s(input, rivals.plan);
+  decision.noise_s =
+      noise_s(input, {input.current, rivals.current_model}, {rivals.plan, rivals.planned_model});
 }
 
 }  // namespace
 
 Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
   DYNMO_TRY(validate(input, options));
-  Rivals rivals;
-  DYNMO_ASSIGN(rivals.current,
-               evaluate(input.current, input.model, input.cluster, input.micro_batches));
+  DYNMO_ASSIGN(Rivals rivals, rivals_of(input));
   Decision decision = keeping(input, rivals.current);
   auto found = proposed(input, options);
   if (!found && (found.error().code == ErrorCode::kInfeasible ||
@@ -257,7 +304,7 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
                 fmt::format("keep {}: {}", to_string(input.current), found.error().message));
   }
   if (!found) return found.error();
-  rivals.plan = std::move(found->plan);
+  enter(rivals, *std::move(found), input);
   if (rivals.plan.stages == input.current.stages &&
       rivals.plan.schedule == input.current.schedule && rivals.plan.order == input.current.order) {
     std::string reason =
@@ -266,7 +313,6 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
                     format_seconds(decision.current_step_s), percent(decision.imbalance_before));
     return keep(std::move(decision), std::move(reason));
   }
-  rivals.planned = std::move(found->evaluation);
   compare(decision, rivals, input);
   return weigh(std::move(decision), rivals, input, options);
 }
@@ -274,25 +320,22 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
 Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kept,
                           const PolicyOptions& options) {
   DYNMO_TRY(validate(input, options));
-  Rivals rivals;
-  DYNMO_ASSIGN(rivals.current,
-               evaluate(input.current, input.model, input.cluster, input.micro_batches));
-  plan::BalanceProblem problem = problem_of(input);
+  DYNMO_ASSIGN(Rivals rivals, rivals_of(input));
+  plan::BalanceProblem problem = problem_of(input, options);
   auto found = plan::propose_on(kept, options.balancer, problem, options.propose);
   if (!found && found.error().code == ErrorCode::kBadInput) {
     problem.schedule = schedule::ScheduleKind::k1F1B;
     found = plan::propose_on(kept, options.balancer, problem, options.propose);
   }
   if (!found) return found.error();
-  rivals.plan = std::move(found->plan);
-  rivals.planned = std::move(found->evaluation);
+  enter(rivals, *std::move(found), input);
   Decision decision = keeping(input, rivals.current);
   compare(decision, rivals, input);
   std::string reason = fmt::format(
       "move {} to {}, as ranks leave: {}, {} -> {} ranks, {} layers, {}", to_string(input.current),
       to_string(rivals.plan), gain_text(decision), decision.ranks_before, decision.ranks_after,
       decision.migration.moves.size(), format_bytes(decision.migration.bytes()));
-  return take(std::move(decision), std::move(rivals.plan), std::move(reason));
+  return take(std::move(decision), rivals, std::move(reason));
 }
 
 }  // namespace dynmo::control

@@ -16,6 +16,7 @@
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
 
 namespace dynmo::control {
 
@@ -54,13 +55,15 @@ struct PolicyOptions {
                                // 3/5 of it where a change was found, or a gain has lasted; 1/5
                                // where a change is known or counted
   RankUse rank_use = RankUse::kAll;
-  double pack_slack = 0;  // kFewest: growth of step time that is accepted for fewer ranks
+  // kFewest: growth of step time that is accepted for fewer ranks, against all that there were.
+  double pack_slack = 0;
   plan::ProposeOptions propose = {};  // effort of search, whether equal ranks may swap
+  plan::Recompute recompute = plan::Recompute::kNone;  // of the plans that are weighed
 };
 
 struct PolicyInput {
   const plan::Plan& current;
-  const cost::ModelCost& model;  // newest costs, medians
+  const cost::ModelCost& model;  // newest costs, medians, without recomputation
   double relative_noise = 0;     // standard deviation of a layer's cost, relative (0.02 = 2 %)
   const cost::Cluster& cluster;
   int micro_batches = 1;
@@ -71,11 +74,16 @@ struct PolicyInput {
   double forgone_s = 0;  // gain that steps have lacked since a move was too expensive
   // Standard deviation of what the costs of the layers of a rank of `current` have in common.
   double rank_noise = 0;
+  plan::LayerSet recomputed = {};  // under `current`
+  // With RankUse::kFewest: ranks that the slack is measured against, like the cluster's first; at
+  // most the cluster's: these.
+  int all_ranks = 0;
 };
 
 struct Decision {
   bool migrate = false;
   plan::Plan plan;            // the plan to run from now on; generation + 1 if migrate
+  plan::LayerSet recomputed;  // under it
   double current_step_s = 0;  // predicted, by replay
   double planned_step_s = 0;  // of the best plan found, taken or not
   double gain_s = 0;          // over the horizon; of fewer ranks: in time of all current ranks
@@ -92,12 +100,13 @@ struct Decision {
   std::string why = {};        // a plan was made at all, as the controller says
 };
 
-// Scores the current plan and the balancer's by replay. Migrates if the gain of a step exceeds
-// `minimum_gain` and the noise, and if over the horizon, with what was forgone, it exceeds the
-// cost. Nobody knows how long a gain lasts: who moves once it would have paid for the move loses at
-// most as much again. Migrates at once where the current plan no longer fits the memory and the
-// proposed one does. Keeps the current plan where the balancer finds none (no feasible cut: the
-// reason says so). kBadInput: input that does not fit together, or is negative or NaN.
+// Scores the current plan and the balancer's by replay, each with the layers that it recomputes.
+// Migrates if the gain of a step exceeds `minimum_gain` and the noise, and if over the horizon,
+// with what was forgone, it exceeds the cost. Nobody knows how long a gain lasts: who moves once it
+// would have paid for the move loses at most as much again. Migrates at once where the current plan
+// no longer fits the memory and the proposed one does. Keeps the current plan where the balancer
+// finds none (no feasible cut: the reason says so). kBadInput: input that does not fit together, or
+// is negative or NaN.
 //
 // With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
 // are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.

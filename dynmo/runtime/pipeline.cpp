@@ -28,14 +28,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 control::DecisionsOptions decisions_options(const PipelineOptions& options) {
-  return {.controller = {.policy = options.policy,
+  control::PolicyOptions policy = options.policy;
+  policy.recompute = options.recompute;
+  return {.controller = {.policy = policy,
                          .window = options.profile_window,
                          .micro_batches = options.micro_batches,
                          .accumulation = options.accumulation,
                          .steps = options.steps,
                          .release_after = options.release_after,
                          .min_ranks = options.min_ranks},
-          .recompute = options.recompute,
           .memory = options.memory,
           .replicas = options.replicas,
           .cluster = options.cluster};

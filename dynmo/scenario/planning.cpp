@@ -56,6 +56,10 @@ plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int r
   return result;
 }
 
+plan::Recompute recompute_of(const Scenario& scenario) {
+  return plan::parse_recompute(scenario.training.recompute).value();
+}
+
 control::ControllerOptions controller_options(const Scenario& scenario, const Policy& policy) {
   const Scenario::Policy& p = scenario.policy;
   return {.policy = {.balancer = policy.balancer,
@@ -63,7 +67,8 @@ control::ControllerOptions controller_options(const Scenario& scenario, const Po
                      .noise_factor = p.noise_factor,
                      .rank_use = policy.rank_use,
                      .pack_slack = p.pack_slack,
-                     .propose = propose_options(scenario, policy)},
+                     .propose = propose_options(scenario, policy),
+                     .recompute = recompute_of(scenario)},
           .window = p.window,
           .micro_batches = scenario.training.micro_batches,
           .steps = scenario.training.steps,
@@ -81,7 +86,8 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
   const plan::BalanceProblem problem{.model = model,
                                      .cluster = there,
                                      .micro_batches = scenario.training.micro_batches,
-                                     .schedule = kind};
+                                     .schedule = kind,
+                                     .recompute = recompute_of(scenario)};
   plan::Plan plan;
   const bool baseline =
       policy.balancer == plan::Balancer::kUniform || policy.balancer == plan::Balancer::kBlocks;

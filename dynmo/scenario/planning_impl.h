@@ -24,6 +24,9 @@ namespace dynmo::scenario {
 [[nodiscard]] plan::Plan to_present(const plan::Plan& plan, const std::vector<int>& present);
 [[nodiscard]] plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int ranks);
 
+// training.recompute of a scenario that is valid.
+[[nodiscard]] plan::Recompute recompute_of(const Scenario& scenario);
+
 [[nodiscard]] control::ControllerOptions controller_options(const Scenario& scenario,
                                                             const Policy& policy);
 

@@ -47,6 +47,7 @@ class Run {
     } else {
       DYNMO_ASSIGN(plan_, proposed(ranks_.present, 0));
     }
+    DYNMO_TRY(choose_recomputed());
     if (autonomous()) charge_plan();
     if (autonomous() && options_.shares) {
       others_.emplace(job_, policy_, replayer_.grid(), plan_);
@@ -66,6 +67,11 @@ class Run {
     cost::ModelCost model;
     bool fresh = true;                // those of the next step are not known
     std::int64_t observed_step = -1;  // the newest
+    // The layers that the plan in force recomputes, and left_; they follow from the plan and from
+    // measured costs, chosen when so many layers were frozen.
+    plan::LayerSet recomputed = {};
+    plan::LayerSet recomputed_by_left = {};
+    int frozen = 0;
   };
   struct Ranks {
     std::vector<int> present;  // positions, ascending
@@ -109,6 +115,28 @@ class Run {
                             controller_.profiler().overhead());
   }
 
+  Expected<void> choose_recomputed() {
+    costs_.frozen = costs_.model.frozen_layers();
+    const plan::Recompute choice = recompute_of(scenario());
+    if (choice == plan::Recompute::kNone) return {};
+    const auto measured = controller_.costs(costs_.model);
+    DYNMO_ASSIGN(
+        plan::Judged judged,
+        plan::judge(choice, to_present(plan_, ranks_.present), measured ? *measured : costs_.model,
+                    planned_ranks(), scenario().training.micro_batches));
+    costs_.recomputed = std::move(judged.recomputed);
+    return {};
+  }
+  // The boundary before this step.
+  [[nodiscard]] control::Boundary boundary(const plan::Plan& present,
+                                           const cost::Cluster& there) const {
+    return {.plan = present,
+            .step = step_,
+            .known = costs_.model,
+            .cluster = there,
+            .recomputed = costs_.recomputed};
+  }
+
   [[nodiscard]] RanksHeld held() const {
     const auto in_use = std::count_if(ranks_.present.begin(), ranks_.present.end(), [&](int rank) {
       return !plan_.stages_of(Rank{rank}).empty();
@@ -144,11 +172,16 @@ class Run {
   }
 
   // A decision of the controller over the ranks that are there.
-  void take(control::Decision decision, Moves moves) {
+  Expected<void> take(control::Decision decision, Moves moves) {
     charge_plan();
     decision.plan = to_all(decision.plan, ranks_.present, cluster().size());
-    if (decision.migrate) move_to(decision.plan, moves);
+    if (decision.migrate) {
+      move_to(decision.plan, moves);
+      costs_.recomputed_by_left = costs_.recomputed;
+      DYNMO_TRY(choose_recomputed());
+    }
     score_.keep(DecisionAt{step_, std::move(decision)});
+    return {};
   }
 
   // The next event of this step; null: none.
@@ -188,6 +221,7 @@ class Run {
     }
     if (stranded) DYNMO_TRY(vacate(kept, next));
     change_ranks(kept, next);
+    if (stranded) DYNMO_TRY(choose_recomputed());
     if (event.failure) go_back();
     return {};
   }
@@ -208,13 +242,9 @@ class Run {
       }
     }
     const plan::Plan current = to_present(plan_, ranks_.present);
-    DYNMO_ASSIGN(
-        control::Decision decision,
-        controller_.vacate(
-            {.plan = current, .step = step_, .known = costs_.model, .cluster = planned_ranks()},
-            staying));
-    take(std::move(decision), Moves::kAtOnce);
-    return {};
+    const cost::Cluster there = planned_ranks();
+    DYNMO_ASSIGN(control::Decision decision, controller_.vacate(boundary(current, there), staying));
+    return take(std::move(decision), Moves::kAtOnce);
   }
 
   // From now on the ranks of `next` are there: those of `kept`, and others that come new.
@@ -279,11 +309,15 @@ class Run {
     }
     controller_.announce(announced, step_);
     costs_.fresh = false;
+    if (costs_.model.frozen_layers() != costs_.frozen) DYNMO_TRY(choose_recomputed());
     if (autonomous()) DYNMO_TRY(replan());
     const bool traced = step_ >= scenario().training.steps - options_.trace_steps;
-    DYNMO_ASSIGN(
-        const StepMeasure* measure,
-        replayer_.step(step_plan(), costs_.model, traced ? Timelines::kKept : Timelines::kLeftOut));
+    const plan::LayerSet& again = left_ ? costs_.recomputed_by_left : costs_.recomputed;
+    std::optional<cost::ModelCost> with_again;
+    if (!again.empty()) with_again = plan::recomputed(costs_.model, again);
+    DYNMO_ASSIGN(const StepMeasure* measure,
+                 replayer_.step(step_plan(), with_again ? *with_again : costs_.model,
+                                traced ? Timelines::kKept : Timelines::kLeftOut));
     count(*measure);
     if (others_) DYNMO_TRY(others_->add(costs_.model));
     if (traced) {
@@ -332,24 +366,21 @@ class Run {
   Expected<void> replan() {
     const cost::Cluster there = planned_ranks();
     const plan::Plan current = to_present(plan_, ranks_.present);
-    DYNMO_ASSIGN(auto decision,
-                 controller_.decide(
-                     {.plan = current, .step = step_, .known = costs_.model, .cluster = there}));
+    DYNMO_ASSIGN(auto decision, controller_.decide(boundary(current, there)));
     left_.reset();
     if (!decision) return {};
     const Moves moves = decision->migrate ? how_to_move(current, decision->plan) : Moves::kAtOnce;
     if (moves == Moves::kDuringStep) left_ = plan_;
-    take(*std::move(decision), moves);
-    return {};
+    return take(*std::move(decision), moves);
   }
 
   // During the step where the ranks' memory holds the layers twice, or as it was recorded.
   [[nodiscard]] Moves how_to_move(const plan::Plan& from, const plan::Plan& to) const {
-    const bool during =
-        recording_ != nullptr
-            ? recording_->moving.contains(step_)
-            : plan::holds_both(from, plan::difference(from, to, costs_.model), costs_.model,
-                               planned_ranks(), scenario().training.micro_batches);
+    const bool during = recording_ != nullptr
+                            ? recording_->moving.contains(step_)
+                            : plan::holds_both(from, plan::difference(from, to, costs_.model),
+                                               plan::recomputed(costs_.model, costs_.recomputed),
+                                               planned_ranks(), scenario().training.micro_batches);
     return during ? Moves::kDuringStep : Moves::kAtOnce;
   }
 

@@ -12,6 +12,7 @@
 #include "dynmo/core/nearest.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/dynamism/registry.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/scenario/policy_name.h"
 #include "dynmo/schedule/schedule.h"
 
@@ -81,6 +82,7 @@ std::vector<TomlKey> training_keys(Scenario::Training& t) {
       {"training.steps", &t.steps, between(1, kMaxSteps)},
       {"training.micro_batches", &t.micro_batches, between(1, 65536)},
       {"training.schedule", &t.schedule, readable_by(schedule::parse_schedule_kind)},
+      {"training.recompute", &t.recompute, readable_by(plan::parse_recompute)},
       {"training.seed", &t.seed, at_least(0)},
       {"training.sample_every", &t.sample_every, between(1, kMaxSteps)},
       {"training.checkpoint_every", &t.checkpoint_every, between(0, kMaxSteps)},

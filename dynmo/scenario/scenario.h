@@ -67,6 +67,7 @@ struct Scenario {
     std::int64_t steps = 1000;
     int micro_batches = 32;  // of a replica
     std::string schedule = "1f1b";
+    std::string recompute = "none";  // or whole, or auto: as few layers as the memory needs
     std::int64_t seed = 1;
     std::int64_t sample_every = 1;      // costs are taken anew every so many steps
     std::int64_t checkpoint_every = 0;  // steps; 0: only the start can be gone back to

@@ -324,5 +324,55 @@ TEST(Policy, ReleasesRanksThatTheStepDoesNotNeedAndTakesThemBack) {
   EXPECT_FALSE(dear->migrate) << dear->reason;
 }
 
+// A second release gets no slack of its own.
+TEST(Policy, SlackIsMeasuredAgainstAllRanksThatThereWere) {
+  const cost::ModelCost model = plan::equal_model(16, 1e-3);
+  const PolicyOptions options{.rank_use = RankUse::kFewest, .pack_slack = 1};
+  const cost::Cluster eight = cost::equal_ranks(8);
+  const plan::Plan plan = even_plan(16, 8);
+  const auto packed = decide({plan, model, 0, eight, 32, 1000, 1e9}, options);
+  ASSERT_TRUE(packed && packed->migrate) << packed->reason;
+  EXPECT_LE(packed->planned_step_s, 2 * packed->current_step_s);
+  ASSERT_EQ(packed->ranks_after, 4);
+  const cost::Cluster rest = cost::equal_ranks(packed->ranks_after);
+  const plan::Plan left = plan::without_others(packed->plan, plan::ranks_at_work(packed->plan));
+  PolicyInput input{left, model, 0, rest, 32, 1000, 1e9};
+  EXPECT_EQ(decide(input, options)->ranks_after, 2) << "against the four that are left";
+  input.all_ranks = 8;
+  const auto again = decide(input, options);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_FALSE(again->migrate) << again->reason;
+  EXPECT_EQ(again->ranks_after, packed->ranks_after);
+}
+
+// The set in force is none of the plan's: what is recomputed follows from each plan.
+TEST(Policy, PlansAreWeighedEachWithTheLayersThatItRecomputes) {
+  cost::ModelCost model = plan::equal_model(16, 1e-3);
+  for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{10};
+  for (int i = 0; i < 4; ++i) model.layers[static_cast<std::size_t>(i)].frozen = true;
+  const int micro_batches = 16;
+  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{4 * 4000 + 4 * 4 * 60});
+  const plan::Plan plan = even_plan(16, 4);
+  const auto set =
+      plan::recomputed_layers(plan::Recompute::kAuto, plan, model, cluster, micro_batches);
+  ASSERT_TRUE(set) << set.error().message;
+  ASSERT_FALSE(set->empty());
+  PolicyInput input{plan, model, 0, cluster, micro_batches, 1000, 1e9};
+  input.cause = Cause::kKnown;
+  input.recomputed = *set;
+  const auto decision = decide(input, {.recompute = plan::Recompute::kAuto});
+  ASSERT_TRUE(decision) << decision.error().message;
+  const auto current = plan::evaluate_recomputed(plan, model, cluster, micro_batches, *set);
+  EXPECT_EQ(decision->current_step_s, current->step_time_s);
+  ASSERT_TRUE(decision->migrate) << decision->reason;
+  const auto planned = plan::evaluate_recomputed(decision->plan, model, cluster, micro_batches,
+                                                 decision->recomputed);
+  EXPECT_EQ(decision->planned_step_s, planned->step_time_s);
+  EXPECT_TRUE(plan::fits_memory(planned->result, cluster));
+  EXPECT_EQ(decision->recomputed, plan::recomputed_layers(plan::Recompute::kAuto, decision->plan,
+                                                          model, cluster, micro_batches)
+                                      .value());
+}
+
 }  // namespace
 }  // namespace dynmo::control

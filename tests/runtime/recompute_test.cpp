@@ -4,6 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+
 #include "dynmo/model/recompute.h"
 #include "dynmo/schedule/lowering.h"
 #include "pipeline_fixture.h"
@@ -102,6 +107,67 @@ TEST(RecomputePipeline, AutoFitsALimitThatNoneDoesNotAndTheMeterAgrees) {
   ASSERT_TRUE(status.has_value()) << status.error().message;
   EXPECT_EQ(losses[0].size(), 4U);
   EXPECT_EQ(losses[0], losses[1]);
+}
+
+Bytes largest_of(const std::vector<Bytes>& peaks) {
+  return *std::max_element(peaks.begin(), peaks.end());
+}
+
+// What a run measures before its first step, and memory halfway between what its cut takes with all
+// layers recomputed and with none.
+struct Measured {
+  std::optional<control::Profiler> profiler;
+  Bytes memory;
+};
+
+Measured measured_under(const RunOptions& run) {
+  const model::LlamaConfig config = small_model();
+  const model::Model layers = model::make_llama(config);
+  const plan::Plan plan = plan::make_plan(run.cut, run.schedule);
+  const auto batches = [&](std::int64_t step, MicroBatchId id) {
+    return batch(config, run.seed, step, id);
+  };
+  Measured measured;
+  const auto status =
+      transport::run_ranks(plan.ranks, [&](transport::Transport& transport) -> Expected<void> {
+        at::set_num_threads(1);
+        const Rank rank(transport.rank().value);
+        Pipeline pipeline(transport, layers, pipeline_options(config, run),
+                          {plan, initial_states(layers, plan, rank, run.seed)});
+        DYNMO_TRY(pipeline.measure(batches, 2));
+        if (rank != Rank(0)) return {};
+        const cost::ModelCost costs = *pipeline.costs();
+        DYNMO_ASSIGN(const auto none, plan::peak_memory(plan, costs, run.micro_batches, {}));
+        DYNMO_ASSIGN(const auto all,
+                     plan::peak_memory(plan, costs, run.micro_batches, plan::all_layers(costs)));
+        measured.memory = Bytes{(largest_of(none) + largest_of(all)).value / 2};
+        measured.profiler = pipeline.profiler();
+        return {};
+      });
+  EXPECT_TRUE(status) << status.error().message;
+  return measured;
+}
+
+// Layers freeze, plans are made with sets of their own, and no bit changes.
+TEST(RecomputePipeline, DecisionsThatChooseLayersToRecomputeChangeNoBit) {
+  RunOptions run{.steps = 24, .cut = {4, 4}};
+  run.freezing = freezing();
+  const RunResult none = run_pipeline(run);
+  const Measured measured = measured_under(run);
+  run.memory = measured.memory;
+  run.recompute = plan::Recompute::kAuto;
+  run.balancing = Balancing::kAutomatic;
+  std::atomic<int> recomputed = 0;
+  run.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step == 0) DYNMO_TRY(pipeline.use(*measured.profiler));
+    if (!pipeline.recomputed().empty()) ++recomputed;
+    DYNMO_ASSIGN(const auto peaks, plan::peak_memory(pipeline.plan(), *pipeline.costs(),
+                                                     run.micro_batches, pipeline.recomputed()));
+    EXPECT_LE(largest_of(peaks), run.memory) << "step " << step;
+    return {};
+  };
+  expect_same(none, run_pipeline(run), "chosen");
+  EXPECT_GT(recomputed, 0);
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ class Drawn {
                                .boundary_bytes = Bytes{plan::pick(rng_, 1, 1 << 16)}});
       seconds_.push_back(1e-3 * (0.2 + rng_.uniform()));
     }
+    if (!sizes && seed % 3 == 1) recompute();
     noise_ = 0.1 * rng_.uniform();
     counted_ = seed % 4 == 0;
     std::vector<int> cut(static_cast<std::size_t>(ranks), 1);
@@ -84,20 +85,27 @@ class Drawn {
     start.measured = measuring.profiler().observations();
     decisions_.emplace(control::Controller(known_, options_.controller), ranks(), options_);
     decisions_->use(measuring.profiler());
+    DYNMO_TRY(choose_recomputed());
     dynamism::TraceLines lines;
     lines.start(std::move(start));
     std::string text;
     for (std::int64_t step = 0; step < options_.controller.steps; ++step) {
       if (coming_) plan_ = *std::exchange(coming_, std::nullopt);
+      const int frozen = frozen_layers_;
       if (step > 0 && sizes_) DYNMO_TRY(change_ranks(step));
       if (step > 0) {
         const cost::Announced announced = change();
         decisions_->know(known_);
         decisions_->announce(announced, step);
       }
+      if (frozen_layers_ != frozen) DYNMO_TRY(choose_recomputed());
       DYNMO_ASSIGN(auto decision, decisions_->decide(now(step)));
       const plan::Plan before = plan_;
       if (decision) carry_out(step, *decision);
+      if (decision && decision->migrate) {
+        DYNMO_TRY(choose_recomputed());
+        EXPECT_EQ(recomputed_, decision->recomputed);
+      }
       // Layers may move while the step runs, so that the new plan is that of the next one.
       if (decision && decision->migrate && rng_.uniform() < 0.5) {
         coming_ = std::exchange(plan_, before);
@@ -120,6 +128,10 @@ class Drawn {
     job.scenario.cluster.data_parallel = options_.replicas;
     job.scenario.training.steps = options.steps;
     job.scenario.training.micro_batches = options.micro_batches;
+    if (options.policy.recompute == plan::Recompute::kAuto) {
+      job.scenario.training.recompute = "auto";
+      job.scenario.cluster.memory = options_.memory;
+    }
     job.scenario.policy.minimum_gain = options.policy.minimum_gain;
     job.scenario.policy.noise_factor = options.policy.noise_factor;
     job.scenario.policy.window = options.window;
@@ -140,11 +152,31 @@ class Drawn {
   int joins = 0;     // events
   int vacated = 0;   // moves off ranks that leave
   int released = 0;  // ranks
+  int chosen = 0;    // sets of recomputed layers
 
  private:
   [[nodiscard]] int ranks() const { return static_cast<int>(there_.size()); }
   [[nodiscard]] control::Decisions::Now now(std::int64_t step) const {
-    return {plan_, step, frozen_layers_, none_};
+    return {plan_, step, frozen_layers_, recomputed_};
+  }
+
+  // Memory asks for recomputation, and is enough for all layers recomputed.
+  void recompute() {
+    Bytes largest;
+    Bytes all;
+    for (cost::LayerCost& layer : known_.layers) {
+      layer.parameter_bytes = layer.gradient_bytes = layer.optimizer_bytes = Bytes{16};
+      layer.boundary_bytes = Bytes{64};
+      largest = std::max(largest, layer.activation_bytes);
+      all += layer.activation_bytes;
+    }
+    options_.memory = std::max(largest + Bytes{1 << 13}, Bytes{all.value * 6 / 10});
+    options_.controller.policy.recompute = plan::Recompute::kAuto;
+  }
+  Expected<void> choose_recomputed() {
+    DYNMO_ASSIGN(recomputed_, decisions_->recomputed_under(plan_, frozen_layers_));
+    if (!recomputed_.empty()) ++chosen;
+    return {};
   }
 
   void carry_out(std::int64_t step, const control::Decision& decision) {
@@ -275,7 +307,7 @@ class Drawn {
   plan::Plan plan_;
   std::optional<plan::Plan> coming_ = {};  // of the next step
   int frozen_layers_ = 0;
-  plan::LayerSet none_;
+  plan::LayerSet recomputed_;
   std::optional<control::Decisions> decisions_;
   std::vector<Event> events_;
 };
@@ -312,14 +344,17 @@ constexpr int kRuns = 1000;
 TEST(SimulatedDecisions, OfAThousandDrawnTracesAreThoseOfThePipelinesCaller) {
   int decisions = 0;
   int moves = 0;
+  int chosen = 0;
   for (std::uint64_t seed = 1; seed <= static_cast<std::uint64_t>(kRuns); ++seed) {
     Drawn run(seed, /*sizes=*/false);
     ASSERT_NO_FATAL_FAILURE(expect_the_same(run, fmt::format("seed {}", seed)));
     decisions += static_cast<int>(run.told.size());
+    chosen += run.chosen;
     moves += run.moves;
   }
   EXPECT_GT(decisions, 3 * kRuns);
   EXPECT_GT(moves, kRuns * 3 / 10);
+  EXPECT_GT(chosen, kRuns / 5);
 }
 
 // Ranks are drained, packed by a command or by the policy, released, and come, with replicas, too.

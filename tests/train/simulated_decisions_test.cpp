@@ -49,6 +49,8 @@ std::vector<Decided> simulated(std::unique_ptr<dynamism::LoadModel> load, int ra
   job.scenario.cluster.data_parallel = options.replicas;
   job.scenario.training.steps = options.steps;
   job.scenario.training.micro_batches = options.micro_batches;
+  if (options.memory < cost::kUnlimitedMemory) job.scenario.cluster.memory = options.memory;
+  if (options.recompute == plan::Recompute::kAuto) job.scenario.training.recompute = "auto";
   job.scenario.policy.minimum_gain = options.policy.minimum_gain;
   job.scenario.policy.noise_factor = options.policy.noise_factor;
   job.scenario.policy.window = options.profile_window;
@@ -164,6 +166,39 @@ void a_run_that_freezes(int slices) {
 
 TEST(SimulatedDecisions, OfARunThatFreezesAreTheRunsOwn) { a_run_that_freezes(1); }
 TEST(SimulatedDecisions, OfARunWithAHeadInSlicesAreTheRunsOwn) { a_run_that_freezes(5); }
+
+// The layers that a plan recomputes follow from the plan and from what was measured.
+TEST(SimulatedDecisions, OfARunThatRecomputesAreTheRunsOwn) {
+  runtime::testing::RunOptions run{.steps = 24, .micro_batches = 4};
+  run.freezing = runtime::testing::freezing();
+  const model::LlamaConfig config = runtime::testing::small_model();
+  const model::Model layers = model::make_llama(config);
+  PipelineOptions options = runtime::testing::pipeline_options(config, run);
+  options.balancing = Balancing::kAutomatic;
+  const auto batches = [&](std::int64_t step, MicroBatchId id) {
+    return runtime::testing::batch(config, run.seed, step, id);
+  };
+  TempFolder folder;
+  const std::vector<int> cut = {4, 4};
+  const plan::Plan plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
+  const Told free = train(layers, options, cut, batches, folder.path() / "free.jsonl");
+  ASSERT_TRUE(free.status) << free.status.error().message;
+  const auto measured = dynamism::read_trace(folder.path() / "free.jsonl");
+  ASSERT_TRUE(measured) << measured.error().message;
+  // Halfway between what the cut takes with all layers recomputed and with none.
+  const cost::ModelCost costs = (*measured)->at(0);
+  const auto largest = [&](const plan::LayerSet& set) {
+    const auto peaks = plan::peak_memory(plan, costs, run.micro_batches, set).value();
+    return *std::max_element(peaks.begin(), peaks.end());
+  };
+  const Bytes memory{(largest({}) + largest(plan::all_layers(costs))).value / 2};
+  options.recompute = plan::Recompute::kAuto;
+  options.memory = memory;
+  const std::filesystem::path trace = folder.path() / "trace.jsonl";
+  const Told told = train(layers, options, cut, batches, trace);
+  EXPECT_FALSE(told.decisions.empty());
+  expect_the_same(told, trace, 2, options);
+}
 
 // Messages shrink while tokens leave: the run plans with the bytes of the step before.
 TEST(SimulatedDecisions, OfARunWhoseTokensLeaveAreTheRunsOwn) {
