@@ -50,6 +50,38 @@ void balance_chain(benchmark::State& state, Balancer balancer) {
   state.counters["bottleneck/ideal"] = slowest * static_cast<double>(times.size()) / sum;
 }
 
+// Half blocks of two kinds, or of unlike ones, at 45 % of what the first rank of an even 1F1B cut
+// saves.
+void recomputing_chain(benchmark::State& state, bool unlike) {
+  cost::ModelCost model = random_model(static_cast<int>(state.range(0)));
+  std::int64_t saved = 0;
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    cost::LayerCost& layer = model.layers[i];
+    if (!unlike)
+      layer.forward_s = layer.backward_input_s = layer.backward_weight_s = i % 2 == 0 ? 6e-4 : 1e-3;
+    layer.activation_bytes = Bytes{static_cast<std::int64_t>(layer.forward_s * 1.4e10)};
+    layer.boundary_bytes = Bytes{1 << 20};
+    saved += layer.activation_bytes.value;
+  }
+  const auto ranks = static_cast<int>(state.range(1));
+  const cost::Cluster cluster = cost::equal_ranks(ranks, Bytes{saved * 45 / 100});
+  const BalanceProblem problem{.model = model,
+                               .cluster = cluster,
+                               .micro_batches = kMicroBatches,
+                               .recompute = Recompute::kAuto};
+  std::vector<int> counts;
+  for (auto _ : state) {
+    counts = balance(Balancer::kOptimal, problem).value();
+    benchmark::DoNotOptimize(counts.data());
+  }
+  const auto judged =
+      judge(problem.recompute, make_plan(counts, problem.schedule), model, cluster, kMicroBatches);
+  DYNMO_CHECK(judged && !judged->recomputed.empty(), "memory that asks for recomputation");
+  double work = 0;
+  for (const double layer : cost::layer_work_s(model, kMicroBatches)) work += layer;
+  state.counters["bottleneck/ideal"] = judged->evaluation.bottleneck_s * ranks / work;
+}
+
 // The same for a search that came before (tests/plan/baselines.h).
 template <typename Search>
 void baseline_chain(benchmark::State& state, Search search) {
@@ -154,6 +186,8 @@ BENCHMARK_CAPTURE(balance_chain, optimal, Balancer::kOptimal)->Apply(shapes);
 BENCHMARK(heavy_layer)->Unit(benchmark::kMicrosecond);
 BENCHMARK(diffusion)->Apply(shapes);
 BENCHMARK(placing)->Arg(8)->Arg(64)->Arg(256)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(recomputing_chain, two_kinds, false)->Args({64, 8})->Args({128, 16});
+BENCHMARK_CAPTURE(recomputing_chain, unlike, true)->Args({64, 8})->Args({128, 16});
 BENCHMARK_CAPTURE(baseline_chain, deepspeed, baseline::deepspeed)
     ->Args({32, 8})
     ->Args({128, 16})
