@@ -1,127 +1,172 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/cost/hugging_face.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
+#include "dynmo/cost/config_blocks.h"
+#include "dynmo/cost/config_keys.h"
+#include "dynmo/cost/family_table.h"
 
 namespace dynmo::cost {
 namespace {
 
-constexpr std::int64_t kMaxConfigSize = std::int64_t{1} << 30;
+// The object that describes the text model: the file, or the part of one with several models.
+struct TextModel {
+  const Json* json = nullptr;
+  std::string pointer;
+  bool nested = false;
+};
 
-std::int64_t size(JsonObject& config, const std::string& key,
-                  std::optional<std::int64_t> fallback = {}) {
-  const std::int64_t value = config.integer(key, fallback);
-  if (value < 1 || value > kMaxConfigSize) {
-    config.fail(key, fmt::format("is {}, wanted 1 to {}", value, kMaxConfigSize));
-    return 1;
+TextModel text_model_of(const Json& json) {
+  for (const char* key : {"text_config", "llm_config", "language_config"}) {
+    const auto found = json.find(key);
+    if (found != json.end() && found->is_object()) {
+      return {.json = &*found, .pointer = std::string("/") + key, .nested = true};
+    }
   }
-  return value;
+  return {.json = &json, .pointer = "", .nested = false};
 }
 
-// hidden / heads, which must be whole, unless the config says otherwise.
-std::int64_t head_size(JsonObject& config, const std::string& heads_key,
-                       const TransformerShape& shape) {
-  const std::int64_t given = size(config, "head_dim", kMaxConfigSize);
-  if (given != kMaxConfigSize) return given;
-  if (shape.hidden % shape.heads != 0) {
-    config.fail(heads_key, fmt::format("is {}, wanted a divisor of the hidden size {}, or head_dim",
-                                       shape.heads, shape.hidden));
+// The row of the text model's type; a part without a type has that of the file.
+Expected<const FamilyRow*> family_of(const Json& json, const TextModel& text,
+                                     std::string_view origin, std::string& type) {
+  const auto own = text.json->find("model_type");
+  const bool given = text.nested && own != text.json->end() && !own->is_null();
+  JsonObject config(given ? *text.json : json, std::string(origin), given ? text.pointer : "");
+  type = config.string("model_type");
+  const FamilyRow* row = find_family(type);
+  if (row == nullptr) {
+    config.fail("model_type",
+                fmt::format("is '{}', which is not planned by formulas{} (docs/costs.md lists the "
+                            "types; dynmo.plan in Python takes what transformers knows)",
+                            type, did_you_mean(type, family_types())));
   }
-  return shape.hidden / shape.heads;
+  for (const auto& [key, value] : (given ? *text.json : json).items()) config.ignore(key);
+  DYNMO_TRY(config.finish());
+  return row;
 }
 
-std::int64_t positions(JsonObject& config, const std::string& key, std::int64_t sequence) {
-  const std::int64_t most = size(config, key);
-  if (sequence > most) {
-    config.fail(key, fmt::format("is {}, less than the sequence of {} tokens that is asked for",
-                                 most, sequence));
-  }
-  return most;
+bool is_class_of(const FamilyRow& row, std::string_view name) {
+  return std::find(row.classes.begin(), row.classes.end(), name) != row.classes.end();
 }
 
-// Llama and those that share its keys. `kv_heads` where the key is absent; none: as many as heads.
-void read_llama(JsonObject& config, std::string_view type, std::optional<std::int64_t> kv_heads,
-                TransformerShape& shape) {
-  shape.blocks = static_cast<int>(size(config, "num_hidden_layers"));
-  shape.hidden = size(config, "hidden_size");
-  shape.heads = size(config, "num_attention_heads");
-  shape.kv_heads = size(config, "num_key_value_heads", kv_heads.value_or(shape.heads));
-  if (shape.heads % shape.kv_heads != 0) {
-    config.fail("num_key_value_heads", fmt::format("is {}, wanted a divisor of the {} heads",
-                                                   shape.kv_heads, shape.heads));
+// Other classes under a known type have no head for the vocabulary, or layers of their own.
+Expected<void> check_classes(const Json& json, const FamilyRow& row, std::string_view origin,
+                             const std::string& pointer, bool wrapper) {
+  const auto refuse = [&](const std::string& place, const std::string& name) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: {}{} is '{}', planned is {}: a model with a language-model head", origin,
+                      pointer, place, name, fmt::join(row.classes, " or "));
+  };
+  const auto fits = [&](const std::string& name) {
+    return is_class_of(row, name) || (wrapper && name.ends_with("ForConditionalGeneration"));
+  };
+  const auto classes = json.find("architectures");
+  if (classes != json.end() && classes->is_array() && !classes->empty()) {
+    for (std::size_t i = 0; i < classes->size(); ++i) {
+      const Json& name = (*classes)[i];
+      const std::string text = name.is_string() ? name.get<std::string>() : name.dump();
+      if (!fits(text)) return refuse(fmt::format("/architectures/{}", i), text);
+    }
+    return {};
   }
-  shape.head_size = head_size(config, "num_attention_heads", shape);
-  shape.intermediate = size(config, "intermediate_size");
-  shape.gated_mlp = true;
-  shape.vocabulary = size(config, "vocab_size");
-  shape.tied_embedding = config.boolean("tie_word_embeddings", false);
-  shape.positions = positions(config, "max_position_embeddings", shape.sequence);
-  if (type == "llama") {
-    shape.qkv_biases = shape.projection_biases = config.boolean("attention_bias", false);
-    shape.mlp_biases = config.boolean("mlp_bias", false);
-  }
-  if (type == "qwen2") shape.qkv_biases = true;
+  // Code of its own, by the class that it names.
+  const auto code = json.find("auto_map");
+  if (code == json.end() || !code->is_object()) return {};
+  const auto model = code->find("AutoModelForCausalLM");
+  const bool named = model != code->end() && model->is_string();
+  const std::string path = named ? model->get<std::string>() : "";
+  const std::string name = path.substr(path.rfind('.') + 1);
+  if (!named) return refuse("/auto_map", "code of its own without AutoModelForCausalLM");
+  return fits(name) ? Expected<void>{} : refuse("/auto_map/AutoModelForCausalLM", path);
 }
 
-void read_experts(JsonObject& config, TransformerShape& shape) {
-  shape.experts = size(config, "num_local_experts");
-  shape.experts_per_token = size(config, "num_experts_per_tok");
-  if (shape.experts_per_token > shape.experts) {
-    config.fail("num_experts_per_tok", fmt::format("is {}, wanted at most the {} experts",
-                                                   shape.experts_per_token, shape.experts));
+bool is_set(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && !found->is_null() && *found != 0 && *found != false;
+}
+
+// Adds what a plan leaves out, and what it takes for something else.
+void add_notes(const Json& json, const TextModel& text, TransformerShape& shape) {
+  for (const Json* part : {&json, text.json}) {
+    if (!is_set(*part, "quantization_config")) continue;
+    const Json& quantization = (*part)["quantization_config"];
+    const Json method =
+        quantization.is_object() ? quantization.value("quant_method", Json()) : Json();
+    shape.notes.push_back(fmt::format(
+        "the file's weights are quantized{}: planned is training them in the device's precision",
+        method.is_string() ? " (" + method.get<std::string>() + ")" : ""));
+    break;
+  }
+  if (text.nested) shape.notes.emplace_back("only the text model is counted");
+  for (const char* key :
+       {"num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "use_mtp"}) {
+    if (!is_set(*text.json, key)) continue;
+    shape.notes.emplace_back("multi-token prediction is not counted");
+    break;
   }
 }
 
-void read_gpt2(JsonObject& config, TransformerShape& shape) {
-  shape.blocks = static_cast<int>(size(config, "n_layer"));
-  shape.hidden = size(config, "n_embd");
-  shape.heads = shape.kv_heads = size(config, "n_head");
-  shape.head_size = head_size(config, "n_head", shape);
-  shape.intermediate = size(config, "n_inner", std::min(4 * shape.hidden, kMaxConfigSize));
-  shape.vocabulary = size(config, "vocab_size");
-  shape.tied_embedding = config.boolean("tie_word_embeddings", true);
-  shape.learned_positions = true;
-  shape.positions = positions(config, "n_positions", shape.sequence);
-  shape.norm_biases = shape.qkv_biases = shape.projection_biases = shape.mlp_biases = true;
-}
-
-Json without_nulls(const Json& json) {
-  Json kept = Json::object();
-  for (const auto& [key, value] : json.items()) {
-    if (!value.is_null()) kept[key] = value;
+// The literals of Python's json module that are not JSON, as text.
+std::string with_quoted_literals(std::string_view text) {
+  std::string out;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\' && i + 1 < text.size()) {
+      out += c;
+      out += text[++i];
+      continue;
+    }
+    if (c == '"') in_string = !in_string;
+    bool replaced = false;
+    for (const std::string_view literal : {"-Infinity", "Infinity", "NaN"}) {
+      if (in_string || !text.substr(i).starts_with(literal)) continue;
+      out += '"';
+      out += literal;
+      out += '"';
+      i += literal.size() - 1;
+      replaced = true;
+      break;
+    }
+    if (!replaced) out += c;
   }
-  return kept;
+  return out;
 }
 
 }  // namespace
 
 Expected<TransformerShape> parse_config(const Json& json, std::string_view origin,
                                         std::int64_t sequence, std::int64_t micro_batch_size) {
-  const Json kept = json.is_object() ? without_nulls(json) : json;
-  JsonObject config(kept, std::string(origin));
-  const std::vector<std::string> known = {"llama", "mistral", "qwen2", "mixtral", "gpt2"};
-  const std::string type = config.string("model_type");
+  if (!json.is_object()) DYNMO_TRY(JsonObject(json, std::string(origin)).finish());
+  const TextModel text = text_model_of(json);
+  std::string type;
+  DYNMO_ASSIGN(const FamilyRow* row, family_of(json, text, origin, type));
   TransformerShape shape;
   shape.sequence = sequence;
   shape.micro_batch_size = micro_batch_size;
-  if (std::find(known.begin(), known.end(), type) == known.end()) {
-    config.fail("model_type", fmt::format("is '{}', known are {}", type, fmt::join(known, ", ")));
-  } else if (type == "gpt2") {
-    read_gpt2(config, shape);
-  } else {
-    // (null is a value there, too: as many as heads.)
-    const bool eight = type == "mixtral" && !json.contains("num_key_value_heads");
-    read_llama(config, type, eight ? std::optional<std::int64_t>(8) : std::nullopt, shape);
-    if (type == "mixtral") read_experts(config, shape);
+  if (text.nested) {
+    const auto tied = json.find("tie_word_embeddings");
+    shape.tied_embedding = tied != json.end() && *tied == true;
   }
-  for (const auto& [key, value] : kept.items()) config.ignore(key);  // their file, their keys
-  DYNMO_TRY(config.finish());
+  ConfigKeys keys(*text.json, *row, std::string(origin), text.pointer);
+  read_blocks(keys, *row, shape);
+  keys.refuse_unread(type);
+  DYNMO_TRY(keys.finish());
+  DYNMO_TRY(check_classes(json, *row, origin, "", text.nested));
+  if (text.nested) DYNMO_TRY(check_classes(*text.json, *row, origin, text.pointer, true));
   DYNMO_TRY(validate(shape));
+  add_notes(json, text, shape);
+  // Plain blocks are what the fields say.
+  TransformerShape plain = shape;
+  plain.halves.clear();
+  if (half_blocks(plain) == shape.halves) shape.halves.clear();
   return shape;
 }
 
@@ -130,7 +175,8 @@ Expected<TransformerShape> read_config(const std::filesystem::path& path, std::i
   std::error_code fault;
   const bool folder = std::filesystem::is_directory(path, fault);
   const std::filesystem::path file = folder ? path / "config.json" : path;
-  DYNMO_ASSIGN(const Json json, read_json(file));
+  DYNMO_ASSIGN(const std::string text, read_file(file, kMaxJsonBytes));
+  DYNMO_ASSIGN(const Json json, parse_json(with_quoted_literals(text), file.string()));
   return parse_config(json, file.string(), sequence, micro_batch_size);
 }
 

@@ -14,16 +14,18 @@
 
 namespace dynmo::cost {
 
-// Model types llama, mistral, qwen2 (dense, gated), mixtral (experts) and gpt2. Keys we do not need
-// are passed over, there are many; null is as good as absent, and absent keys have the library's
-// defaults where it has one that follows from the others (kv heads, in a Mixtral 8 of them; head
-// size, inner width, ties).
+// The families of family_table.h, and the text model of a file with several models. Keys that do
+// not change the shape are passed over, there are many; null is as good as absent, and absent keys
+// have the library's defaults where it has one that follows from the others. `notes` says what the
+// plan leaves out: other models, multi-token prediction, quantization.
 // kBadInput, one line with file and JSON pointer: a key missing, of the wrong type or below 1, an
-// unknown model type, a `sequence` (tokens) longer than the model's positions.
+// unknown model type, a class without a language-model head, a key that changes the shape in a way
+// that is not planned, a `sequence` (tokens) longer than the model's positions.
 [[nodiscard]] Expected<TransformerShape> parse_config(const Json& json, std::string_view origin,
                                                       std::int64_t sequence,
                                                       std::int64_t micro_batch_size = 1);
-// `path` is the file, or a folder with a config.json.
+// `path` is the file, or a folder with a config.json. Infinity and NaN, which Python writes, are
+// read as text: an error if a key that is needed has them.
 [[nodiscard]] Expected<TransformerShape> read_config(const std::filesystem::path& path,
                                                      std::int64_t sequence,
                                                      std::int64_t micro_batch_size = 1);

@@ -21,17 +21,12 @@ struct Sizes {
       : tokens(static_cast<double>(shape.tokens())),
         sequence(static_cast<double>(shape.sequence)),
         hidden(static_cast<double>(shape.hidden)),
-        heads(static_cast<double>(shape.heads)),
-        queries(static_cast<double>(shape.heads) * static_cast<double>(shape.head_size)),
-        keys(static_cast<double>(shape.kv_heads) * static_cast<double>(shape.head_size)),
-        intermediate(static_cast<double>(shape.intermediate)),
         vocabulary(static_cast<double>(shape.vocabulary)),
+        streams(static_cast<double>(shape.streams)),
         element(bytes_per_element),
         mask(shape.dropout ? 1.0 : 0.0) {}
 
-  double tokens, sequence, hidden, heads;
-  double queries, keys;  // widths of Q, and of K and of V
-  double intermediate, vocabulary;
+  double tokens, sequence, hidden, vocabulary, streams;
   double element;  // bytes
   double mask;     // bytes an element of a dropout mask
 
@@ -54,91 +49,49 @@ LayerWork embedding(const TransformerShape& shape, const Sizes& n) {
   work.parameters = n.vocabulary * n.hidden;
   if (shape.learned_positions) work.parameters += static_cast<double>(shape.positions) * n.hidden;
   work.activation_bytes = n.tokens * (8 + n.mask * n.hidden);  // 64-bit token ids
-  work.boundary_bytes = n.hidden_bytes();
+  work.boundary_bytes = n.streams * n.hidden_bytes();
   return work;
 }
 
-// Stash: inputs of norm and QKV, Q, K, V, input of the projection; log-sum-exps of fused attention
-// (4 bytes a head and token), else the matrix of probabilities, and with dropout its mask and what
-// the mask leaves.
-void add_attention_core(const TransformerShape& shape, const Sizes& n, LayerWork& work) {
-  const double pairs = n.heads * n.tokens * n.sequence;
+// Tokens that a token attends to, on average: itself and those before it, at most the window.
+double mean_keys(const AttentionCore& core, const Sizes& n) {
+  if (core.window <= 0 || core.window >= n.sequence) return kCausal * n.sequence;
+  return core.window * (1 - kCausal * core.window / n.sequence);
+}
+
+// Stash: log-sum-exps of fused attention (4 bytes a head and token), else the matrix of
+// probabilities, and with dropout its mask and what the mask leaves.
+void add_core(const AttentionCore& core, const TransformerShape& shape, const Sizes& n,
+              LayerWork& work) {
+  const double widths = core.heads * (core.query_size + core.value_size);
+  const double pairs = core.heads * n.tokens * n.sequence;
   if (shape.fused_attention) {
-    work.core_flops = 4 * n.tokens * n.sequence * n.queries * kCausal;
+    work.core_flops += 2 * n.tokens * mean_keys(core, n) * widths;
     work.core_backward = 2.5;
-    work.activation_bytes += kFloat * n.heads * n.tokens;
+    if (core.value_size > 0) work.activation_bytes += kFloat * core.heads * n.tokens;
   } else {
-    work.core_flops = 4 * n.tokens * n.sequence * n.queries;
+    work.core_flops += 2 * n.tokens * n.sequence * widths;
     work.core_backward = 2;
     work.moved_bytes += 4 * pairs * n.element;
     work.activation_bytes += pairs * (n.element + n.mask * (n.element + 1));
   }
 }
 
-LayerWork attention(const TransformerShape& shape, const Sizes& n) {
+// All experts are on one device.
+LayerWork work_of(const HalfBlock& half, const TransformerShape& shape, const Sizes& n) {
   LayerWork work;
-  work.kind = LayerKind::kAttention;
-  work.product_parameters = n.hidden * (2 * n.queries + 2 * n.keys);
-  work.matrix_flops = 2 * n.tokens * work.product_parameters;
-  work.moved_bytes = n.norm_and_residual();
-  if (!shape.learned_positions) {  // rotary embedding of Q and K
-    work.moved_bytes += 2 * n.tokens * (n.queries + n.keys) * n.element;
-  }
-  work.parameters = work.product_parameters + norm_parameters(shape);
-  if (shape.qkv_biases) work.parameters += n.queries + 2 * n.keys;
-  if (shape.projection_biases) work.parameters += n.hidden;
-  work.activation_bytes = 2 * n.hidden_bytes() + n.mask * n.tokens * n.hidden +
-                          n.tokens * (2 * n.queries + 2 * n.keys) * n.element;
-  work.boundary_bytes = n.hidden_bytes();
-  add_attention_core(shape, n, work);
-  return work;
-}
-
-// These are the tensors that an MLP stashes and moves by its intermediate width: input and output
-// of the activation function; the gated kind has two inputs.
-double intermediate_tensors(const TransformerShape& shape) { return shape.gated_mlp ? 3 : 2; }
-
-double mlp_matrices(const TransformerShape& shape, const Sizes& n) {
-  return (shape.gated_mlp ? 3 : 2) * n.hidden * n.intermediate;
-}
-
-double mlp_biases(const TransformerShape& shape, const Sizes& n) {
-  if (!shape.mlp_biases) return 0;
-  return n.hidden + (shape.gated_mlp ? 2 : 1) * n.intermediate;
-}
-
-LayerWork mlp(const TransformerShape& shape, const Sizes& n) {
-  const double inner = intermediate_tensors(shape) * n.tokens * n.intermediate * n.element;
-  LayerWork work;
-  work.kind = LayerKind::kMlp;
-  work.product_parameters = mlp_matrices(shape, n);
-  work.matrix_flops = 2 * n.tokens * work.product_parameters;
-  work.moved_bytes = n.norm_and_residual() + inner;
-  work.parameters = work.product_parameters + mlp_biases(shape, n) + norm_parameters(shape);
-  work.activation_bytes = 2 * n.hidden_bytes() + inner + n.mask * n.tokens * n.hidden;
-  work.boundary_bytes = n.hidden_bytes();
-  return work;
-}
-
-// All experts on one device, no token dropped. Rows are copied to their experts and their outputs
-// back; the output of each expert is kept for the gradient of its gate.
-LayerWork moe(const TransformerShape& shape, const Sizes& n) {
-  const auto experts = static_cast<double>(shape.experts);
-  const auto chosen = static_cast<double>(shape.experts_per_token);
-  const double router = n.hidden * experts;
-  const double expert = mlp_matrices(shape, n);
-  const double inner = intermediate_tensors(shape) * n.tokens * n.intermediate * n.element;
-  LayerWork work;
-  work.kind = LayerKind::kMoe;
+  work.name = fmt::format("blocks.{}.{}", half.block, half.name);
+  work.kind = half.kind;
   // Experts that some token visits, at most: enough tokens visit all of them.
-  work.product_parameters = router + expert * std::min(experts, n.tokens * chosen);
-  work.matrix_flops = 2 * n.tokens * (router + chosen * expert);
-  work.moved_bytes = n.norm_and_residual() + chosen * (inner + 4 * n.hidden_bytes());
-  work.parameters = router + experts * (expert + mlp_biases(shape, n)) + norm_parameters(shape);
-  const double routing = n.tokens * (kFloat * experts + (kFloat + 8) * chosen);  // gates, indices
-  work.activation_bytes = 2 * n.hidden_bytes() + routing + chosen * (2 * n.hidden_bytes() + inner) +
-                          n.mask * n.tokens * n.hidden;
-  work.boundary_bytes = n.hidden_bytes();
+  work.product_parameters =
+      half.matrices + half.expert * std::min(half.experts, n.tokens * half.chosen);
+  work.matrix_flops = 2 * n.tokens * (half.matrices + half.chosen * half.expert);
+  work.core_flops = n.tokens * half.scan_flops;
+  work.moved_bytes = n.norm_and_residual() + n.tokens * half.moved * n.element;
+  work.parameters = half.parameters;
+  work.activation_bytes = n.tokens * (half.kept * n.element + half.kept_bytes + n.mask * n.hidden);
+  work.boundary_bytes = n.streams * n.hidden_bytes();
+  for (const AttentionCore& core : half.cores) add_core(core, shape, n, work);
   return work;
 }
 
@@ -155,9 +108,10 @@ LayerWork head(const TransformerShape& shape, const Sizes& n, std::int64_t slice
       shape.head_slices == 1 ? "head" : fmt::format("head.{} of {}", slice, shape.head_slices);
   work.kind = LayerKind::kHead;
   work.product_parameters = n.hidden * words;
-  work.matrix_flops = 2 * n.tokens * work.product_parameters;
+  const double extra = slice == 0 ? shape.head_parameters : 0;
+  work.matrix_flops = 2 * n.tokens * (work.product_parameters + extra);
   work.moved_bytes = inputs + logits;
-  work.parameters = slice == 0 ? norm_parameters(shape) : 0;
+  work.parameters = slice == 0 ? norm_parameters(shape) + extra : 0;
   (shape.tied_embedding ? work.copied_parameters : work.parameters) += work.product_parameters;
   work.activation_bytes = inputs + logits + (slice == 0 ? 0 : kCarried * n.tokens);
   if (slice + 1 < shape.head_slices) {
@@ -173,7 +127,8 @@ Bytes to_bytes(double bytes) {
 }  // namespace
 
 TransformerShape transformer_shape(const DecoderShape& sizes, Architecture architecture) {
-  TransformerShape shape{with_defaults(sizes, architecture)};
+  TransformerShape shape;
+  static_cast<DecoderShape&>(shape) = with_defaults(sizes, architecture);
   const bool gpt = architecture == Architecture::kGpt;
   shape.head_size = shape.heads < 1 ? 0 : std::max<std::int64_t>(1, shape.hidden / shape.heads);
   shape.gated_mlp = !gpt;
@@ -212,23 +167,44 @@ Expected<void> validate(const TransformerShape& shape) {
   return {};
 }
 
+std::vector<HalfBlock> half_blocks(const TransformerShape& shape) {
+  if (!shape.halves.empty()) return shape.halves;
+  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+  const BlockNorms norms = {.hidden = number(shape.hidden), .biases = shape.norm_biases};
+  HalfBlock first = attention_half({.norms = norms,
+                                    .heads = number(shape.heads),
+                                    .kv_heads = number(shape.kv_heads),
+                                    .head_size = number(shape.head_size),
+                                    .value_size = number(shape.head_size),
+                                    .rotary = !shape.learned_positions,
+                                    .qkv_biases = shape.qkv_biases,
+                                    .output_bias = shape.projection_biases});
+  HalfBlock second = shape.experts > 0 ? moe_half({.norms = norms,
+                                                   .experts = number(shape.experts),
+                                                   .chosen = number(shape.experts_per_token),
+                                                   .width = number(shape.intermediate),
+                                                   .gated = shape.gated_mlp,
+                                                   .expert_biases = shape.mlp_biases})
+                                       : mlp_half({.norms = norms,
+                                                   .width = number(shape.intermediate),
+                                                   .gated = shape.gated_mlp,
+                                                   .biases = shape.mlp_biases});
+  std::vector<HalfBlock> halves;
+  for (int block = 0; block < shape.blocks; ++block) {
+    first.block = second.block = block;
+    halves.push_back(first);
+    halves.push_back(second);
+  }
+  return halves;
+}
+
 std::vector<LayerWork> transformer_work(const TransformerShape& shape, double bytes_per_element) {
   const auto valid = validate(shape);
   DYNMO_CHECK(valid.has_value(), "a valid shape: {}", valid.error().message);
   DYNMO_CHECK(bytes_per_element > 0, "elements of more than 0 bytes, got {}", bytes_per_element);
   const Sizes n(shape, bytes_per_element);
-  const bool sparse = shape.experts > 0;
-  LayerWork first = attention(shape, n);
-  LayerWork second = sparse ? moe(shape, n) : mlp(shape, n);
-  std::vector<LayerWork> layers;
-  layers.reserve(static_cast<std::size_t>(2 * shape.blocks + 1 + shape.head_slices));
-  layers.push_back(embedding(shape, n));
-  for (int block = 0; block < shape.blocks; ++block) {
-    first.name = fmt::format("blocks.{}.attention", block);
-    second.name = fmt::format("blocks.{}.{}", block, sparse ? "moe" : "mlp");
-    layers.push_back(first);
-    layers.push_back(second);
-  }
+  std::vector<LayerWork> layers = {embedding(shape, n)};
+  for (const HalfBlock& half : half_blocks(shape)) layers.push_back(work_of(half, shape, n));
   for (std::int64_t slice = 0; slice < shape.head_slices; ++slice) {
     layers.push_back(head(shape, n, slice));
   }
@@ -279,15 +255,18 @@ ModelCost at_utilization(ModelCost model, const Device& device) {
   return model;
 }
 
+Expected<ModelCost> layer_costs(const std::vector<LayerWork>& work, const Device& device) {
+  DYNMO_TRY(validate(device));
+  ModelCost model;
+  for (const LayerWork& layer : work) model.layers.push_back(layer_cost(layer, device));
+  DYNMO_TRY(validate(model));
+  return model;
+}
+
 Expected<ModelCost> transformer_costs(const TransformerShape& shape, const Device& device) {
   DYNMO_TRY(validate(shape));
   DYNMO_TRY(validate(device));
-  ModelCost model;
-  for (const LayerWork& work : transformer_work(shape, device.bytes_per_element)) {
-    model.layers.push_back(layer_cost(work, device));
-  }
-  DYNMO_TRY(validate(model));
-  return model;
+  return layer_costs(transformer_work(shape, device.bytes_per_element), device);
 }
 
 }  // namespace dynmo::cost

@@ -13,6 +13,7 @@
 #include "dynmo/core/units.h"
 #include "dynmo/cost/decoder_shape.h"
 #include "dynmo/cost/device.h"
+#include "dynmo/cost/half_block.h"
 #include "dynmo/cost/layer_cost.h"
 
 namespace dynmo::cost {
@@ -29,6 +30,12 @@ struct TransformerShape : DecoderShape {
   bool qkv_biases = false;
   bool projection_biases = false;  // of attention's output
   bool mlp_biases = false;
+  // Half blocks in order, where they are not `blocks` pairs of attention and MLP (or experts) that
+  // follow from the fields above; those then are of the first of their kind.
+  std::vector<HalfBlock> halves;
+  std::int64_t streams = 1;        // residual vectors of a token (hyper-connections)
+  double head_parameters = 0;      // of the head, beside norm and matrix; each token's products too
+  std::vector<std::string> notes;  // what a plan leaves out or takes for something else
 
   std::int64_t micro_batch_size = 1;  // sequences
   bool fused_attention = true;        // false: the scores of all pairs are computed and kept
@@ -44,8 +51,6 @@ struct TransformerShape : DecoderShape {
 // kBadInput as for the sizes, or naming the field: a head size or micro-batch below 1, more experts
 // a token than experts, a sequence longer than the learned positions.
 [[nodiscard]] Expected<void> validate(const TransformerShape& shape);
-
-enum class LayerKind { kEmbedding, kAttention, kMlp, kMoe, kHead };
 
 // One movable unit: embedding, attention, MLP or MoE, final norm + head with the loss. A sliced
 // head is a chain: each slice passes the normed values on, with two numbers a token (the logsumexp
@@ -70,8 +75,11 @@ struct LayerWork {
   double boundary_bytes = 0;
 };
 
-// 2 blocks + 1 + head_slices layers in order. Requires a valid shape; `bytes_per_element` of the
-// activations.
+// The half blocks of a shape in order: its own, or those that follow from its fields.
+[[nodiscard]] std::vector<HalfBlock> half_blocks(const TransformerShape& shape);
+
+// Embedding, half blocks, `head_slices` layers of the head, in order. Requires a valid shape;
+// `bytes_per_element` of the activations.
 [[nodiscard]] std::vector<LayerWork> transformer_work(const TransformerShape& shape,
                                                       double bytes_per_element = 2);
 
@@ -79,6 +87,11 @@ struct LayerWork {
 // kernel arithmetic and memory overlap (the roofline model), kernels run one after another. The
 // optimizer's update is bound by memory. Requires a valid device.
 [[nodiscard]] LayerCost layer_cost(const LayerWork& work, const Device& device);
+
+// The costs of all layers. kBadInput if the device is not valid, or a cost is beyond what a profile
+// may hold.
+[[nodiscard]] Expected<ModelCost> layer_costs(const std::vector<LayerWork>& work,
+                                              const Device& device);
 
 // The same costs at a device's utilization: all times are longer by 1 / utilization.
 [[nodiscard]] ModelCost at_utilization(ModelCost model, const Device& device);

@@ -93,9 +93,10 @@ Expected<void> check_count(std::string_view what, std::int64_t value, std::int64
 
 Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
                          const cost::Device& device) {
-  DYNMO_ASSIGN(cost::ModelCost kernels, cost::transformer_costs(shape, device));
-  question.model = cost::at_utilization(std::move(kernels), device);
-  question.device = device.name;
+  DYNMO_TRY(cost::validate(shape));
+  DYNMO_TRY(set_work(question, cost::transformer_work(shape, device.bytes_per_element),
+                     static_cast<double>(shape.tokens()), device));
+  for (const std::string& note : shape.notes) question.costs += "; " + note;
   question.head_slices = shape.head_slices;
   question.sliced = [shape, device](std::int64_t slices) -> Expected<cost::ModelCost> {
     cost::TransformerShape other = shape;
@@ -103,7 +104,15 @@ Expected<void> set_shape(Question& question, const cost::TransformerShape& shape
     DYNMO_ASSIGN(cost::ModelCost costs, cost::transformer_costs(other, device));
     return cost::at_utilization(std::move(costs), device);
   };
-  question.tokens = static_cast<double>(shape.tokens());
+  return {};
+}
+
+Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& work, double tokens,
+                        const cost::Device& device) {
+  DYNMO_ASSIGN(cost::ModelCost kernels, cost::layer_costs(work, device));
+  question.model = cost::at_utilization(std::move(kernels), device);
+  question.device = device.name;
+  question.tokens = tokens;
   question.recompute = Recompute::kAuto;
   question.costs = fmt::format(
       "by formulas, not measured: {} at {:.3g} of the speed of its kernels "

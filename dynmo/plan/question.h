@@ -55,6 +55,9 @@ struct Question {
 // memory asks for it (kAuto). Errors as transformer_costs.
 [[nodiscard]] Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
                                        const cost::Device& device);
+// The same for layers that were counted elsewhere, of micro-batches of `tokens`.
+[[nodiscard]] Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& work,
+                                      double tokens, const cost::Device& device);
 
 // The share of a device's memory that stays free unless the user says otherwise: libraries, buffers
 // and fragmentation have to fit, too, and formulas and presets leave them out.

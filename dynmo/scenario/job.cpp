@@ -70,6 +70,13 @@ Expected<Job> make_job(const Scenario& scenario) {
     DYNMO_ASSIGN(job.dense, dynamism::make_static_load(std::move(model)));
   } else {
     DYNMO_ASSIGN(const cost::TransformerShape shape, shape_of(scenario.model));
+    if (!shape.halves.empty() && scenario.dynamism.source != "none") {
+      return make_error(
+          ErrorCode::kBadInput,
+          "{}: dynamism.source is '{}', wanted none: load models know equal blocks of "
+          "attention and MLP or experts, as in llama, mixtral and gpt2",
+          scenario.model.config, scenario.dynamism.source);
+    }
     const dynamism::LoadOptions options = load_options(scenario, shape, job.device);
     DYNMO_ASSIGN(job.load, dynamism::make_load_model(scenario.dynamism.source, options));
     DYNMO_ASSIGN(job.dense, dynamism::make_load_model("none", options));

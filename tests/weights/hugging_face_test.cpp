@@ -159,7 +159,10 @@ TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
             "without scaling");
   EXPECT_EQ(refusal("llama-tied", "head_dim", 16),
             "config.json: /head_dim is 16, implemented is hidden size / heads = 32 / 4");
-  EXPECT_EQ(refusal("llama-tied", "model_type", "mistral"),
+  Json mistral = config_json("llama-tied");
+  mistral["model_type"] = "mistral";
+  mistral["architectures"] = {"MistralForCausalLM"};
+  EXPECT_EQ(parse_hugging_face(mistral, "config.json").error().message,
             "config.json: /model_type is \"mistral\", implemented is \"llama\", \"gpt2\", "
             "\"mixtral\"");
   EXPECT_EQ(refusal("llama-tied", "quantization_config", {{"bits", 4}}),

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The keys of a config.json, with the names and the defaults of its family. What is asked for is
+// remembered, so that a key that would change the shape and that nothing read can be refused.
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
+#include "dynmo/cost/family_table.h"
+
+namespace dynmo::cost {
+
+inline constexpr std::int64_t kMaxConfigSize = std::int64_t{1} << 30;
+
+class ConfigKeys {
+ public:
+  // `json` is the object at `pointer`. A key that it gives as null has no default.
+  ConfigKeys(const Json& json, const FamilyRow& row, std::string origin, std::string pointer);
+  ConfigKeys(const ConfigKeys&) = delete;
+  ConfigKeys& operator=(const ConfigKeys&) = delete;
+
+  // The value, or nullptr if it is absent or null.
+  [[nodiscard]] const Json* find(const std::string& key);
+  [[nodiscard]] bool has(const std::string& key) { return find(key) != nullptr; }
+  // The first of these names that the file has, else the first.
+  [[nodiscard]] std::string first_of(std::initializer_list<std::string_view> keys);
+  // A whole number from `least` to kMaxConfigSize; missing without a fallback.
+  [[nodiscard]] std::int64_t size(const std::string& key, std::optional<std::int64_t> fallback = {},
+                                  std::int64_t least = 1);
+  [[nodiscard]] bool flag(const std::string& key, bool fallback);
+  // One string, number or flag a block, as text; empty if it is absent. A list may be longer: it
+  // ends with the blocks of multi-token prediction.
+  [[nodiscard]] std::vector<std::string> list(const std::string& key, std::int64_t blocks);
+
+  void fail(const std::string& key, std::string_view message);
+  // Refuses the first key of the file that changes shapes, is set, and was not asked for.
+  void refuse_unread(std::string_view type);
+  [[nodiscard]] Expected<void> finish();
+
+ private:
+  [[nodiscard]] std::string own(const std::string& key) const;
+
+  Json names_;
+  Json kept_;  // with defaults, without nulls
+  Json given_;
+  std::set<std::string> asked_;
+  JsonObject object_;
+};
+
+}  // namespace dynmo::cost
