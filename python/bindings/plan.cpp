@@ -87,6 +87,19 @@ nb::object costs_of(const nb::dict& asked) {
   return to_python(cost::profile_json(value_or_raise(read_costs(to_json(asked)))));
 }
 
+nb::object work_of(const nb::dict& asked) {
+  Json layers = Json::array();
+  for (const cost::LayerWork& work : value_or_raise(read_work(to_json(asked)))) {
+    layers.push_back({{"name", work.name},
+                      {"matrix_flops", work.matrix_flops},
+                      {"core_flops", work.core_flops},
+                      {"parameters", work.parameters},
+                      {"copied_parameters", work.copied_parameters},
+                      {"activation_bytes", work.activation_bytes}});
+  }
+  return to_python(layers);
+}
+
 std::vector<std::string> device_names() {
   std::vector<std::string> names;
   for (const cost::Device& device : cost::devices()) names.push_back(device.name);
@@ -121,6 +134,8 @@ void bind_plan(nb::module_& module) {
              nb::sig("def make_plan(asked: dict[str, typing.Any]) -> Planned"));
   module.def("costs_of", costs_of, nb::arg("asked"),
              nb::sig("def costs_of(asked: dict[str, typing.Any]) -> dict[str, typing.Any]"));
+  module.def("work_of", work_of, nb::arg("asked"),
+             nb::sig("def work_of(asked: dict[str, typing.Any]) -> list[dict[str, typing.Any]]"));
   module.def("devices", device_names);
   module.def("balancers", balancer_names);
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/files.h"
@@ -41,7 +42,7 @@ std::int64_t count(JsonObject& object, const std::string& key, std::int64_t max,
 Error wrong(std::string message) { return {ErrorCode::kBadInput, "dynmo: " + std::move(message)}; }
 
 Expected<void> check_model(const Json& json) {
-  const bool config = json.contains("config");
+  const bool config = json.contains("config") || json.contains("work");
   if (config == json.contains("profile")) return wrong("wanted either costs or a config");
   for (const char* key : {"device", "sequence"}) {
     if (config && !json.contains(key)) {
@@ -96,7 +97,7 @@ Expected<void> read_names(JsonObject& object, plan::Question& question) {
 
 Expected<Values> read_values(const Json& json, plan::Question& question) {
   JsonObject object(json, "dynmo");
-  for (const char* key : {"profile", "config", "cluster", "current"}) object.ignore(key);
+  for (const char* key : {"profile", "config", "work", "cluster", "current"}) object.ignore(key);
   Values values;
   values.device = object.string("device", "");
   values.recompute = object.string("recompute", "");
@@ -116,16 +117,60 @@ Expected<Values> read_values(const Json& json, plan::Question& question) {
   return values;
 }
 
+// A layer as the package counted it in a model of transformers.
+Expected<cost::LayerWork> parse_layer_work(JsonObject layer) {
+  cost::LayerWork work;
+  work.name = layer.string("name");
+  const std::string kind = layer.string("kind");
+  work.kind = kind == "embedding" ? cost::LayerKind::kEmbedding
+              : kind == "head"    ? cost::LayerKind::kHead
+                                  : cost::LayerKind::kMlp;
+  for (const auto& [key, field] : {std::pair{"matrix_flops", &cost::LayerWork::matrix_flops},
+                                   {"core_flops", &cost::LayerWork::core_flops},
+                                   {"moved_bytes", &cost::LayerWork::moved_bytes},
+                                   {"parameters", &cost::LayerWork::parameters},
+                                   {"copied_parameters", &cost::LayerWork::copied_parameters},
+                                   {"product_parameters", &cost::LayerWork::product_parameters},
+                                   {"activation_bytes", &cost::LayerWork::activation_bytes},
+                                   {"boundary_bytes", &cost::LayerWork::boundary_bytes}}) {
+    work.*field = layer.number(key);
+    if (work.*field < 0) layer.fail(key, fmt::format("is {}, wanted 0 or more", work.*field));
+  }
+  DYNMO_TRY(layer.finish());
+  return work;
+}
+
+Expected<void> set_counted(const Json& json, const Values& values, const cost::Device& device,
+                           plan::Question& question) {
+  if (values.head_slices != 1) return wrong("head_slices goes with a model that has formulas");
+  JsonObject root(json, "dynmo");
+  std::vector<cost::LayerWork> work;
+  for (const JsonObject& layer : root.objects("work")) {
+    DYNMO_ASSIGN(cost::LayerWork one, parse_layer_work(layer));
+    work.push_back(std::move(one));
+  }
+  const auto tokens = static_cast<double>(values.sequence * values.micro_batch_size);
+  DYNMO_TRY(plan::set_work(question, work, tokens, device));
+  question.costs += "; layers as transformers builds them";
+  return {};
+}
+
+Expected<cost::TransformerShape> read_shape(const Json& json, const Values& values) {
+  DYNMO_ASSIGN(
+      cost::TransformerShape shape,
+      cost::parse_config(json["config"], "config", values.sequence, values.micro_batch_size));
+  shape.head_slices = values.head_slices;
+  return shape;
+}
+
 Expected<void> set_model(const Json& json, const Values& values, plan::Question& question) {
   if (json.contains("profile")) {
     DYNMO_ASSIGN(question.model, cost::parse_profile(json["profile"], "costs"));
     return {};
   }
   DYNMO_ASSIGN(const cost::Device device, cost::find_device(values.device));
-  DYNMO_ASSIGN(
-      cost::TransformerShape shape,
-      cost::parse_config(json["config"], "config", values.sequence, values.micro_batch_size));
-  shape.head_slices = values.head_slices;
+  if (json.contains("work")) return set_counted(json, values, device, question);
+  DYNMO_ASSIGN(const cost::TransformerShape shape, read_shape(json, values));
   return plan::set_shape(question, shape, device);
 }
 
@@ -170,6 +215,17 @@ Expected<cost::ModelCost> read_costs(const Json& json) {
   DYNMO_ASSIGN(const Values values, read_values(json, question));
   DYNMO_TRY(set_model(json, values, question));
   return std::move(question.model);
+}
+
+Expected<std::vector<cost::LayerWork>> read_work(const Json& json) {
+  plan::Question question;
+  DYNMO_TRY(check_model(json));
+  DYNMO_ASSIGN(const Values values, read_values(json, question));
+  DYNMO_ASSIGN(const cost::Device device, cost::find_device(values.device));
+  if (!json.contains("config")) return wrong("wanted a config");
+  DYNMO_ASSIGN(const cost::TransformerShape shape, read_shape(json, values));
+  DYNMO_TRY(cost::validate(shape));
+  return cost::transformer_work(shape, device.bytes_per_element);
 }
 
 }  // namespace dynmo::python

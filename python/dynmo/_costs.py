@@ -58,7 +58,7 @@ def question_of(costs: Any) -> dict[str, Any]:
     elif hasattr(costs, "to_dict") and hasattr(costs, "columns"):  # a DataFrame
         costs = {name: costs[name] for name in costs.columns}
     elif hasattr(costs, "to_dict") and hasattr(costs, "model_type"):  # transformers.PretrainedConfig
-        costs = costs.to_dict()
+        costs = json.loads(json.dumps(costs.to_dict(), default=str))  # as in its file: some keys are numbers
     elif getattr(getattr(costs, "dtype", None), "names", None):  # a structured array of numpy
         costs = {name: costs[name] for name in costs.dtype.names}
     if isinstance(costs, Mapping):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
 
 from . import _core, _show
 from ._costs import question_of, read_json
-from .errors import InfeasibleError
+from .errors import BadInputError, InfeasibleError
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -121,7 +122,31 @@ def _question(costs: Any, options: dict[str, Any]) -> dict[str, Any]:
     for name in ("cluster", "current"):
         if name in given:
             given[name] = _document(given[name])
-    return {**question_of(costs), **given}
+    question = {**question_of(costs), **given}
+    if "config" in question and "device" in question and "sequence" in question:
+        question = _counted(question)
+    return question
+
+
+def _counted(question: dict[str, Any]) -> dict[str, Any]:
+    """The question, with counted layers instead of a config that the core has no formulas for."""
+    sizes = {name: question[name] for name in ("config", "device")}
+    try:
+        _core.work_of({**sizes, "sequence": 1})
+        return question
+    except BadInputError as error:
+        refusal = error
+    try:
+        from . import _meta
+
+        unplanned = re.search(r"/(\w+) is .*, which is not planned in a model of type", str(refusal))
+        tokens = (int(question["sequence"]), int(question.get("micro_batch_size", 1)))
+        layers = _meta.work_of(question["config"], *tokens, needed=unplanned[1] if unplanned else None)
+    except ImportError:
+        raise refusal from None
+    except Exception as error:  # of transformers: a config that no class takes, a model that needs data to run
+        raise BadInputError(f"{refusal}; with transformers: {error}".replace("\n", " ")) from error
+    return {**{name: value for name, value in question.items() if name != "config"}, "work": layers}
 
 
 def plan(
@@ -147,7 +172,7 @@ def plan(
     """Plans which of `ranks` runs which layers, as `dynmo plan` does; the arguments are its flags.
 
     `costs`: a profile (dict or path), a list of layers, a DataFrame or dict of columns, or a Hugging Face config with
-    `device` and `sequence`. `cluster` ("dynmo-cluster-1") instead of `ranks`; `current` is the plan in force.
+    `device` and `sequence`. A config that the core has no formulas for is counted in the model that transformers builds. `cluster` ("dynmo-cluster-1") instead of `ranks`; `current` is the plan in force.
 
     >>> import dynmo
     >>> layers = {"forward_s": [1, 1, 2], "backward_input_s": [1, 1, 2], "backward_weight_s": [1, 1, 2]}
