@@ -113,8 +113,8 @@ Bytes largest_of(const std::vector<Bytes>& peaks) {
   return *std::max_element(peaks.begin(), peaks.end());
 }
 
-// What a run measures before its first step, and memory halfway between what its cut takes with all
-// layers recomputed and with none.
+// The measurements of a run before its first step. The memory lies halfway between the need of its
+// cut with all layers recomputed and with none.
 struct Measured {
   std::optional<control::Profiler> profiler;
   Bytes memory;
