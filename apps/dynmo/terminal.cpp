@@ -70,6 +70,9 @@ std::string for_terminal(std::string_view text) {
 }
 
 void print_error_text(std::string_view text) {
+  // A row of progress on standard output may be open.
+  const bool row = ::isatty(STDOUT_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1;
+  if (row && !text.starts_with('\r')) std::fputs("\r\033[K", stderr);
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
 }

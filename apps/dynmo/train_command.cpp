@@ -113,7 +113,12 @@ std::string describe(const train::Interruption& found, const train::TrainOptions
                                       : "interrupted before a step was done";
   if (!options.compare.empty()) return text + "; a comparison starts at step 0 again";
   if (!found.checkpoint_step) {
-    return text + "; no checkpoint to continue from (checkpoint.every = N writes one)";
+    const std::int64_t every = options.config.checkpoint.every;
+    return text + (every > 0 ? fmt::format("; no checkpoint to continue from: the first comes "
+                                           "after {} steps (checkpoint.every)",
+                                           every)
+                             : "; no checkpoint to continue from (checkpoint.every = N writes "
+                               "one)");
   }
   return text +
          fmt::format("; checkpoint of step {}; continue with: dynmo train --config {} --resume",

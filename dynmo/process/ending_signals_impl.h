@@ -11,13 +11,17 @@
 namespace dynmo::process {
 
 // Blocks the signals by which a run is told to end, and SIGPIPE, while it lives; they are read from
-// a descriptor.
+// a descriptor. The system keeps a blocked signal also where it is ignored: a shell has the jobs
+// that a script starts with `&` ignore SIGINT.
 class EndingSignals {
  public:
   EndingSignals() {
     sigset_t wanted;
     sigemptyset(&wanted);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) sigaddset(&wanted, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) {
+      if (signal == SIGHUP && ignores(SIGHUP)) continue;
+      sigaddset(&wanted, signal);
+    }
     pthread_sigmask(SIG_BLOCK, &wanted, &before_);
     fd_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   }
@@ -39,6 +43,12 @@ class EndingSignals {
   }
 
  private:
+  // As nohup has a process ignore SIGHUP.
+  static bool ignores(int signal) {
+    struct sigaction now {};
+    return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+  }
+
   sigset_t before_{};
   UniqueFd fd_;
 };

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -40,7 +41,8 @@ constexpr milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
 constexpr milliseconds kDrainTime{500};       // for what is still in the pipes at the end
 constexpr milliseconds kCauseTime{3000};      // for a process to be seen ended after its loss was
 constexpr milliseconds kPoll{20};             // where the kernel has no pidfd
-constexpr int kLastOutput = 32;               // bufferfuls read of a rank that has failed
+constexpr std::string_view kClearRow = "\r\033[K";
+constexpr int kLastOutput = 32;  // bufferfuls read of a rank that has failed
 
 // The exit code of a rank that was killed, or that lost another.
 const int kLostExit = exit_code(ErrorCode::kPeerLost);
@@ -96,7 +98,13 @@ class Launch {
   void hear_ranks();
   void hear(const LaunchRequest& request);
   void start_wanted();
-  void say(const std::string& line) { write_all(options_.errors, "dynmo: " + line + "\n"); }
+  void say(const std::string& line) { show("dynmo: " + line + "\n"); }
+  // Writes whole lines, in the place of a row of progress that rank 0 has left open on a terminal.
+  void show(const std::string& lines) {
+    if (lines.empty()) return;
+    const bool clears = isatty(options_.output) == 1 && isatty(options_.errors) == 1;
+    write_all(options_.errors, clears ? std::string(kClearRow) + lines : lines);
+  }
 
   void wait_for_events(milliseconds at_most);
   bool read_output(Child& child);
@@ -284,7 +292,7 @@ bool Launch::read_output(Child& child) {
 void Launch::show_output(Child& child) {
   read_output(child);
   wait_for_causes(ranks_named(child.unshown));
-  write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
+  show(merger_.feed(child.rank, std::exchange(child.unshown, {})));
 }
 
 // A killed process closes its connections some time before it can be seen to have ended, and one
@@ -345,7 +353,7 @@ void Launch::note_end(Child& child) {
     say(fmt::format("rank {} was killed by signal {} ({})", child.rank, child.signal,
                     strsignal(child.signal)));
   }
-  write_all(options_.errors, merger_.feed(child.rank, std::exchange(child.unshown, {})));
+  show(merger_.feed(child.rank, std::exchange(child.unshown, {})));
   const bool stopped = child.code == exit_code(ErrorCode::kInterrupted);  // the first rank says so
   if (child.code != 0 && !stopped && !merger_.has_explained(child.rank)) {
     say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
@@ -415,7 +423,7 @@ void Launch::drain() {
     wait_for_events(kPoll);
     for (Child& child : children_) show_output(child);
   }
-  for (const Child& child : children_) write_all(options_.errors, merger_.finish(child.rank));
+  for (const Child& child : children_) show(merger_.finish(child.rank));
 }
 
 void Launch::reap() {
@@ -425,7 +433,11 @@ void Launch::reap() {
 }
 
 int Launch::result() const {
-  if (interrupted_) return 130;
+  const auto done = [](const Child& child) {
+    return !child.counts || (child.code == 0 && child.signal == 0);
+  };
+  // A signal that came when all were done has interrupted nothing.
+  if (interrupted_ && !std::ranges::all_of(children_, done)) return 130;
   // Where losses are survived, those that ended last, and of them who was done.
   int last = 0;
   for (const Child& child : children_) {

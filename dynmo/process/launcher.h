@@ -49,9 +49,11 @@ struct LaunchOptions {
 // Starts the ranks and returns when none of their processes is left: 0 if all ended with 0, else
 // the exit code of the run. 5 where a rank was killed by a signal; else that of the first rank that
 // failed on its own account (5 is one that lost another); 130 after SIGINT, SIGTERM, SIGUSR1 or
-// SIGHUP to this process, which the ranks get, too. After a failure the others have `grace` to end
-// by themselves, then SIGTERM, a second later SIGKILL; a second Ctrl-C is SIGKILL at once. Should
-// this process be killed itself, the system kills the ranks.
+// SIGHUP to this process, which the ranks get, too, unless all end with 0 all the same. A SIGINT
+// that a script's `&` has this process ignore counts; a SIGHUP that nohup has it ignore does not.
+// After a failure the others have `grace` to end by themselves, then SIGTERM, a second later
+// SIGKILL; a second Ctrl-C is SIGKILL at once. Should this process be killed itself, the system
+// kills the ranks.
 //
 // A rank that ends with 0 before the others is no failure. One that came later counts once it has
 // said that it is a rank (tell_launcher_met).

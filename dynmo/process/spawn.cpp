@@ -29,6 +29,8 @@ bool prepare(const ChildOptions& options, const cpu_set_t& core, pid_t parent) {
   if (options.core && sched_setaffinity(0, sizeof core, &core) != 0) return false;
   // Ranks are in the background of the terminal, where `stty tostop` would stop them as they print.
   signal(SIGTTOU, SIG_IGN);
+  // A shell has jobs that a script starts with `&` ignore SIGINT; what is passed on must end them.
+  signal(SIGINT, SIG_DFL);
   const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0) return false;
   if (dup2(options.output, STDOUT_FILENO) < 0 || dup2(options.errors, STDERR_FILENO) < 0) {

@@ -311,6 +311,50 @@ TEST(Launcher, ASecondControlCKillsAtOnce) {
   EXPECT_LT(seconds_since(begin), 60);  // of a grace of two minutes
 }
 
+// A signal that this process ignores, as the processes that it starts then do, while it lives.
+class Ignored {
+ public:
+  explicit Ignored(int number) : number_(number), before_(std::signal(number, SIG_IGN)) {}
+  Ignored(const Ignored&) = delete;
+  Ignored& operator=(const Ignored&) = delete;
+  ~Ignored() { std::signal(number_, before_); }
+
+ private:
+  int number_;
+  void (*before_)(int);
+};
+
+TEST(Launcher, ControlCEndsAlsoAJobThatAScriptHasStartedInTheBackground) {
+  const Ignored interrupt(SIGINT);  // as a shell that is no terminal's has it do
+  Shells run(2, "echo ready >&2; exec sleep 60", {.grace = minutes(2)});
+  ASSERT_TRUE(run.read_until(
+      [](const std::string& output) { return output.find("ready") != output.rfind("ready"); }));
+  const auto begin = Clock::now();
+  kill(run.pid(), SIGINT);
+  EXPECT_EQ(run.wait(), 130);
+  EXPECT_LT(seconds_since(begin), 50);
+}
+
+TEST(Launcher, NohupKeepsItFromAHangup) {
+  const Ignored hangup(SIGHUP);
+  Shells run(1, "trap 'exit 3' USR2; echo pid $$. >&2; while true; do sleep 0.02; done");
+  ASSERT_TRUE(run.read_until(
+      [](const std::string& output) { return output.find(".\n") != std::string::npos; }));
+  kill(run.pid(), SIGHUP);
+  const std::size_t at = run.output().find("pid ");
+  ASSERT_NE(at, std::string::npos) << run.output();
+  kill(std::atoi(run.output().c_str() + at + 4), SIGUSR2);
+  EXPECT_EQ(run.wait(), 3);
+}
+
+TEST(Launcher, ASignalThatComesWhenAllIsDoneHasInterruptedNothing) {
+  Shells run(1, "trap 'exit 0' INT; echo ready >&2; while true; do sleep 0.02; done");
+  ASSERT_TRUE(run.read_until(
+      [](const std::string& output) { return output.find("ready") != std::string::npos; }));
+  kill(run.pid(), SIGINT);
+  EXPECT_EQ(run.wait(), 0);
+}
+
 TEST(Launcher, AMissingProgramIsBadInput) {
   for (const char* program : {"no-such-program", "/no/such/program"}) {
     LaunchOptions options;
