@@ -95,6 +95,9 @@ class Joining {
   Expected<std::string> wait_for(const std::string& key, const std::string& whose);
   std::optional<Error> failure();
   void report(const Error& error);
+  [[nodiscard]] int number() const {  // of this rank, for people
+    return state_->number_of(transport::Member(options_.rank.value));
+  }
   [[nodiscard]] std::string where() const {
     const auto& place = options_.meeting_place;
     return place ? fmt::format("{}:{}", place->address, place->port)
@@ -254,6 +257,7 @@ Expected<void> Joining::wait_for_all() {
     if (Clock::now() > deadline_) break;
     DYNMO_TRY(state_->watch->wait_for({key_of(missing.front())}, kJoinPoll));
   }
+  for (int& rank : missing) rank = state_->number_of(transport::Member(rank));
   return make_error(
       ErrorCode::kPeerLost, "{} of {} ranks did not join at {} within {:.0f} s: {}{}",
       missing.size(), options_.size, where(),
@@ -314,7 +318,7 @@ Expected<void> Joining::connect_gloo() {
     if (auto error = failure()) return *error;
     if (Clock::now() > deadline_) {
       return make_error(ErrorCode::kPeerLost,
-                        "rank {} could not connect to all others within {:.0f} s", options_.rank,
+                        "rank {} could not connect to all others within {:.0f} s", number(),
                         std::chrono::duration<double>(options_.join_timeout).count());
     }
   }
@@ -352,6 +356,7 @@ Expected<std::unique_ptr<Group>> Joining::run() {
     state_ = std::make_shared<GroupState>(
         GroupState{transport::Member(options_.rank.value), options_.size, verdict_time(options_)});
     state_->address = options_.own_address;
+    state_->numbers = options_.names;
   }
   store_ = options_.store;
   Expected<void> joined;
@@ -362,7 +367,7 @@ Expected<std::unique_ptr<Group>> Joining::run() {
       // Only the store and Gloo throw here, and both mean that somebody has gone.
       const auto verdict = state_->watch ? state_->watch->verdict() : std::nullopt;
       joined = verdict.value_or(make_error(ErrorCode::kPeerLost, "rank {} could not join at {}: {}",
-                                           options_.rank, where(), first_line_of(exception)));
+                                           number(), where(), first_line_of(exception)));
     }
   }
   if (!joined) {
@@ -407,6 +412,7 @@ Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options) {
   meeting->state = std::make_shared<GroupState>(
       GroupState{transport::Member(0), options.size, verdict_time(options)});
   meeting->state->address = options.own_address.empty() ? options.address : options.own_address;
+  meeting->state->numbers = options.names;
   if (options.size == 1) return meeting;  // needs nobody
   DYNMO_ASSIGN(meeting->place, listen(completed(options), *meeting->state));
   return meeting;

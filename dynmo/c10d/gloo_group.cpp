@@ -23,7 +23,8 @@ Error resolve(const GroupState& state, Member peer, const std::string& what) {
   if (const auto verdict = state.watch->verdict_within(state.verdict_time)) {
     state.outstanding->fail(*verdict);
   } else {
-    state.abort(make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", peer, what));
+    state.abort(
+        make_error(ErrorCode::kPeerLost, "rank {} was lost: {}", state.number_of(peer), what));
   }
   return *state.failure();
 }
@@ -42,7 +43,7 @@ class GlooOperation final : public Operation {
     if (!state_->failure()) {
       state_->abort(make_error(ErrorCode::kInternal,
                                "an operation with rank {} was dropped before it was waited for",
-                               peer_));
+                               state_->number_of(peer_)));
     }
     state_->outstanding->remove(place_);
   }
@@ -95,7 +96,8 @@ class GlooGroup final : public Group {
       : state_(std::move(state)), store_(std::move(store)), timeout_(timeout) {}
   ~GlooGroup() override {
     if (state_->watch != nullptr && !left_ && !state_->failure()) {
-      abort(make_error(ErrorCode::kPeerLost, "rank {} has left the group", state_->rank));
+      abort(make_error(ErrorCode::kPeerLost, "rank {} has left the group",
+                       state_->number_of(state_->rank)));
     }
     const ClosingGroup closing;
     state_.reset();
@@ -103,6 +105,7 @@ class GlooGroup final : public Group {
 
   [[nodiscard]] Member rank() const override { return state_->rank; }
   [[nodiscard]] int size() const override { return state_->size; }
+  [[nodiscard]] int number_of(Member rank) const override { return state_->number_of(rank); }
 
   std::unique_ptr<Operation> send(Member to, Tag tag, std::span<const std::byte> bytes) override {
     // Gloo takes the bytes of both directions as not const and reads these.

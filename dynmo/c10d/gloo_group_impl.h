@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
+#include <vector>
 
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/elastic/control_plane.h"
@@ -78,8 +79,13 @@ struct GroupState {
   c10::intrusive_ptr<::c10d::Backend> gloo = {};
   // Address at which other ranks reach this one.
   std::string address = {};
+  // The numbers of the ranks in messages to users. Empty if they are the ranks themselves.
+  std::vector<int> numbers = {};
   std::shared_ptr<elastic::GroupWatch> watch = {};  // destroyed first
 
+  [[nodiscard]] int number_of(transport::Member of) const {
+    return numbers.empty() ? of.value : numbers[of.index()];
+  }
   [[nodiscard]] std::optional<Error> failure() const { return outstanding->failure(); }
   // Fails the group here and on all other ranks.
   void abort(const Error& why) const {

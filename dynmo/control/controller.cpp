@@ -354,7 +354,9 @@ std::string Controller::why(Cause cause, const Boundary& now) const {
                            now.known.layers[pending_.found->layer->index()].name,
                            pending_.found->factor);
       }
-      return fmt::format("the layers of rank {} take {:.2f} x as long", *pending_.found->rank,
+      return fmt::format("the layers of {} take {:.2f} x as long",
+                         now.names.empty() ? fmt::format("rank {}", *pending_.found->rank)
+                                           : now.names[pending_.found->rank->index()],
                          pending_.found->factor);
     case Cause::kWaited:
       return "the gain has persisted";

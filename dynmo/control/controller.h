@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,7 @@ struct Boundary {
   const cost::ModelCost& known;
   const cost::Cluster& cluster;  // the plan's ranks
   plan::LayerSet recomputed = {};
+  std::span<const std::string> names = {};  // of the ranks, for people; none: "rank 0", ...
 };
 
 // Ranks are given back.

@@ -51,7 +51,8 @@ Expected<std::optional<Decision>> Decisions::decide(const Now& now) {
                                                   .step = now.step,
                                                   .known = known,
                                                   .cluster = cluster(),
-                                                  .recomputed = now.recomputed}));
+                                                  .recomputed = now.recomputed,
+                                                  .names = options_.names}));
   if (decision) own_plan_s_ = seconds_since(start);
   return decision;
 }
@@ -63,7 +64,8 @@ Expected<Decision> Decisions::vacate(const Now& now, const std::vector<Rank>& ke
                                                       .step = now.step,
                                                       .known = known,
                                                       .cluster = cluster(),
-                                                      .recomputed = now.recomputed},
+                                                      .recomputed = now.recomputed,
+                                                      .names = options_.names},
                                                      kept));
   own_plan_s_ = seconds_since(start);
   return decision;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct DecisionsOptions {
   Bytes memory = cost::kUnlimitedMemory;  // of a rank
   int replicas = 1;
   cost::Cluster cluster = {};  // nodes and links of a replica's ranks; no ranks: all on one node
+  std::vector<std::string> names = {};  // of the ranks, for people; none: "rank 0", ...
 };
 
 // One step, as all ranks exchanged it.

@@ -74,13 +74,16 @@ Expected<Json> parse_line(std::string_view line, std::size_t limit, const char* 
 }  // namespace
 
 Json to_json(const Place& place) {
+  Json numbers = Json::array();
+  for (const int number : place.numbers) numbers.push_back({{"number", number}});
   return {{"generation", place.generation},
           {"size", place.size},
           {"rank", place.rank.value},
           {"member", place.member},
           {"address", place.address},
           {"port", place.port},
-          {"secret", static_cast<std::int64_t>(place.secret)}};
+          {"secret", static_cast<std::int64_t>(place.secret)},
+          {"numbers", numbers}};
 }
 
 Expected<Place> parse_place(JsonObject& object) {
@@ -95,6 +98,13 @@ Expected<Place> parse_place(JsonObject& object) {
   place.port = static_cast<std::uint16_t>(port);
   place.secret = static_cast<std::uint64_t>(object.integer("secret"));
   if (place.rank.value >= place.size) object.fail("rank", "is not below the size");
+  for (JsonObject& each : object.objects("numbers")) {
+    place.numbers.push_back(small_number(each, "number", 0));
+    DYNMO_TRY(each.finish());
+  }
+  if (!place.numbers.empty() && std::ssize(place.numbers) != place.size) {
+    object.fail("numbers", "is not one for each rank");
+  }
   DYNMO_TRY(object.finish());
   return place;
 }

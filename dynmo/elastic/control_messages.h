@@ -79,6 +79,8 @@ struct Place {
   std::string address;  // where the group's first rank waits for the others
   std::uint16_t port = 0;
   std::uint64_t secret = 0;  // secret that the newcomer must send
+  // The numbers of the group's ranks in messages to users. Empty if they are known already.
+  std::vector<int> numbers = {};
   friend bool operator==(const Place&, const Place&) = default;
 };
 

@@ -202,6 +202,7 @@ void Leader::admit(const SizeChange& change, const View& next, const Place& plac
     Place theirs = place;
     theirs.rank = *next.rank_of(newcomer.member.id);
     theirs.member = newcomer.member.number;
+    theirs.numbers = numbers_of(next);
     service_->admit(newcomer.client, theirs);
   }
 }

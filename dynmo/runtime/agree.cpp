@@ -18,7 +18,8 @@ Expected<void> agree(transport::Transport& transport, transport::Tag tag, std::s
                                   all[rank].size());
     if (theirs == mine) continue;
     return make_error(ErrorCode::kInternal, "rank {} derived {} {}, rank {} derived {}",
-                      transport.rank(), what, mine, rank, theirs);
+                      transport.number_of(transport.rank()), what, mine,
+                      transport.number_of(transport::Member(static_cast<int>(rank))), theirs);
   }
   return {};
 }

@@ -98,7 +98,7 @@ BackgroundMove::~BackgroundMove() { give_up(); }
 void BackgroundMove::give_up() {
   if (!thread_.joinable()) return;
   group_.abort(make_error(ErrorCode::kInternal, "rank {} dropped an operation of a move under way",
-                          group_.rank()));
+                          group_.number_of(group_.rank())));
   thread_.join();
 }
 
@@ -217,8 +217,8 @@ void BackgroundMove::keep_arrived() {
       model::derive(*model_[layer.layer.index()], layer.copy);
       arrived_.insert_or_assign(layer.layer, staging_.to_device(layer.copy));
     } else if (!refusal_) {
-      refusal_ = {layer.layer,
-                  fmt::format("layer {} from rank {}: {}", layer.layer, layer.from, layer.refusal)};
+      refusal_ = {layer.layer, fmt::format("layer {} from rank {}: {}", layer.layer,
+                                           group_.number_of(layer.from), layer.refusal)};
     }
   }
 }

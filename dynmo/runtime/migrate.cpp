@@ -117,7 +117,7 @@ Expected<std::string> finish_receiving(const model::Layer& layer, Arrival arriva
     if (arrival == Arrival::kTrains) model::derive(layer, transfer.copy);
     return why;
   }
-  return fmt::format("layer {} from rank {}: {}", transfer.layer, transfer.from, why);
+  return why;
 }
 
 Expected<void> finish_sending(Transfer& transfer) {
@@ -191,7 +191,8 @@ class Mover {
                                                       ? staging_.to_device(transfer.copy)
                                                       : std::move(transfer.copy));
       } else if (refusal_.empty()) {
-        refusal_ = std::move(why);
+        refusal_ = fmt::format("layer {} from rank {}: {}", transfer.layer,
+                               group_.number_of(Member(transfer.from.value)), why);
       }
     } else {
       DYNMO_TRY(finish_sending(transfer));

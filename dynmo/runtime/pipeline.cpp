@@ -42,6 +42,13 @@ control::DecisionsOptions decisions_options(const PipelineOptions& options) {
           .cluster = options.cluster};
 }
 
+control::DecisionsOptions decisions_options(const PipelineOptions& options,
+                                            const transport::Grid& grid) {
+  control::DecisionsOptions all = decisions_options(options);
+  for (int p = 0; p < grid.positions(); ++p) all.names.push_back(grid.name_of(Rank(p)));
+  return all;
+}
+
 // The one that the state brings, or was given, else a new one.
 control::Controller controller_of(RankState& state, const model::Model& model,
                                   const PipelineOptions& options) {
@@ -94,7 +101,7 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       state_(std::move(state)),
       goes_on_(state_.controller || !state_.controller_state.is_null()),
       decisions_(controller_of(state_, model_, options_), grid_.positions(),
-                 decisions_options(options_)),
+                 decisions_options(options_, grid_)),
       device_messages_(grid_, options_.channels),
       room_(whole_room(model_, options_.boundary_shape)) {
   const plan::Plan& plan = state_.plan;

@@ -57,6 +57,7 @@ class Borrowed final : public transport::Transport {
   }
   transport::Member rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
+  int number_of(transport::Member rank) const override { return group_.number_of(rank); }
   std::unique_ptr<transport::Operation> send(transport::Member to, transport::Tag tag,
                                              std::span<const std::byte> bytes) override {
     return watched(group_.send(to, tag, bytes));

@@ -116,7 +116,9 @@ Expected<std::vector<std::string>> Checkpointer::exchange(const Expected<std::st
   DYNMO_ASSIGN(auto all, transport::gather_texts(transport_, tag_, encode(mine)));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].starts_with('!') && !failure_) {
-      failure_ = make_error(ErrorCode::kNoCheckpoint, "rank {}: {}", rank, all[rank].substr(1));
+      failure_ = make_error(ErrorCode::kNoCheckpoint, "rank {}: {}",
+                            transport_.number_of(transport::Member(static_cast<int>(rank))),
+                            all[rank].substr(1));
     }
     all[rank].erase(0, 1);
   }

@@ -120,6 +120,7 @@ c10d::GroupOptions group_at(const elastic::Place& place, const config::Config& c
   group.rank = place.rank;
   group.size = place.size;
   group.generation = place.generation;
+  group.names = place.numbers;
   group.meeting_place = meeting_place(place);
   group.join_timeout = kJoinTime;
   const MessageLimits limits = message_limits(config);

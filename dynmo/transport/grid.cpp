@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <vector>
-
 #include "dynmo/core/check.h"
 #include "dynmo/transport/subset.h"
 
@@ -22,6 +20,7 @@ Axes axes_of(const Transport& world, int replicas) {
 
 Grid::Grid(Transport& world, int replicas)
     : world_(world), rank_(world.rank().value), axes_(axes_of(world, replicas)) {
+  for (int i = 0; i < world.size(); ++i) numbers_.push_back(world.number_of(Member(i)));
   std::vector<WorldRank> peers;
   for (int i = 0; i < replicas; ++i) peers.push_back(world_rank({i, position()}));
   peers_ = subset(world, std::move(peers));
@@ -36,7 +35,7 @@ Grid::Grid(Transport& world, int replicas)
 std::string Grid::name_of(Rank position) const {
   std::string text = replicas() > 1 ? "ranks" : "rank";
   for (int i = 0; i < replicas(); ++i) {
-    text += fmt::format("{} {}", i > 0 ? "," : "", world_rank({i, position}));
+    text += fmt::format("{} {}", i > 0 ? "," : "", numbers_[world_rank({i, position}).index()]);
   }
   return text;
 }

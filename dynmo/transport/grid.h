@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"
@@ -40,8 +41,10 @@ class Grid {
 
  private:
   Transport& world_;
-  // A copy, known after the transport has ended.
+  // Copies, known after the transport has ended. The numbers are those of the group's ranks in
+  // messages to users.
   WorldRank rank_;
+  std::vector<int> numbers_;
   Axes axes_;
   // Null if the group is one pipeline.
   std::unique_ptr<Transport> pipeline_;

@@ -154,11 +154,13 @@ namespace {
 
 // The switches of all ranks by name, those of none where a rank does not know its own: the note
 // says why.
-Names known_switches(std::span<const Host> hosts, int positions, std::string& note) {
+Names known_switches(const Transport& group, std::span<const Host> hosts, int positions,
+                     std::string& note) {
   std::string fault;
   for (std::size_t rank = 0; rank < hosts.size() && fault.empty(); ++rank) {
     if (hosts[rank].fault.empty()) continue;
-    fault = fmt::format("rank {} has {}", rank, hosts[rank].fault);
+    fault = fmt::format("rank {} has {}", group.number_of(Member(static_cast<int>(rank))),
+                        hosts[rank].fault);
   }
   auto switches = fault.empty() ? switches_of(hosts, positions) : Names();
   if (!switches) fault = switches.error().message;
@@ -199,7 +201,7 @@ Expected<MeasuredCluster> measured_cluster(Transport& group, const Host& host, i
   const std::vector<int> nodes = nodes_of(names, positions);
   for (std::size_t p = 0; p < nodes.size(); ++p) cluster.ranks[p].node = nodes[p];
   if (std::ranges::all_of(nodes, [](int node) { return node == 0; })) return result;
-  const Names switches = known_switches(hosts, positions, result.note);
+  const Names switches = known_switches(group, hosts, positions, result.note);
   if (!switches.empty()) {
     const std::vector<int> numbers = nodes_of(switches, positions);
     for (std::size_t p = 0; p < nodes.size(); ++p) cluster.ranks[p].network_switch = numbers[p];

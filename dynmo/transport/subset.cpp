@@ -17,6 +17,7 @@ class Subset final : public Transport {
 
   [[nodiscard]] Member rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
+  [[nodiscard]] int number_of(Member rank) const override { return group_.number_of(member(rank)); }
   void abort(const Error& why) override { group_.abort(why); }
 
   std::unique_ptr<Operation> send(Member to, Tag tag, std::span<const std::byte> bytes) override {

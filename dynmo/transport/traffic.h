@@ -40,6 +40,7 @@ class CountingTransport final : public Transport {
 
   [[nodiscard]] Member rank() const override { return inner_.rank(); }
   [[nodiscard]] int size() const override { return inner_.size(); }
+  [[nodiscard]] int number_of(Member rank) const override { return inner_.number_of(rank); }
   [[nodiscard]] std::unique_ptr<Operation> send(Member to, Tag tag,
                                                 std::span<const std::byte> bytes) override;
   [[nodiscard]] std::unique_ptr<Operation> receive(Member from, Tag tag,

@@ -52,6 +52,9 @@ class Transport {
 
   [[nodiscard]] virtual Member rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
+  // Returns the number of a rank for people, which stays the same when the group changes
+  // (`dynmo ctl RUN status` shows it). Requires rank < size().
+  [[nodiscard]] virtual int number_of(Member rank) const { return rank.value; }
 
   // Posts a message without blocking. Requires peer != rank(), peer < size(), bytes not empty.
   [[nodiscard]] virtual std::unique_ptr<Operation> send(Member to, Tag tag,

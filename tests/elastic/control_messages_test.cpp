@@ -193,6 +193,10 @@ TEST(ControlMessages, AReplyThatIsNoneIsRefusedByName) {
                    {[](Json& j) { j["place"]["size"] = 0; }, "size"},
                    {[](Json& j) { j["place"]["port"] = 65536; }, "port"},
                    {[](Json& j) { j["place"].erase("secret"); }, "secret"},
+                   {[](Json& j) {
+                      j["place"]["numbers"] = Json::array({{{"number", 7}}});
+                    },
+                    "numbers"},
                    {[](Json& j) { j["place"]["more"] = 1; }, "more"},
                    {[](Json& j) { j["standby"] = std::int64_t{1} << 32; }, "standby"},
                    {[](Json& j) { j["more"] = 1; }, "more"}});

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <span>
 
+#include "dynmo/elastic/leader.h"
+
 namespace dynmo::train::testing {
 namespace {
 
@@ -32,10 +34,14 @@ elastic::View with_hosts_of(elastic::View view, const elastic::View& before) {
 // Notes the first error of a group, which is what it has failed with, and damages messages.
 class HubGroups::End final : public transport::Transport {
  public:
-  End(std::unique_ptr<transport::Transport> inner, std::shared_ptr<State> state)
-      : inner_(std::move(inner)), state_(std::move(state)) {}
+  End(std::unique_ptr<transport::Transport> inner, std::shared_ptr<State> state,
+      std::vector<int> numbers)
+      : inner_(std::move(inner)), state_(std::move(state)), numbers_(std::move(numbers)) {}
   transport::Member rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  int number_of(transport::Member rank) const override {
+    return numbers_.empty() ? rank.value : numbers_[rank.index()];
+  }
   std::unique_ptr<transport::Operation> send(transport::Member to, transport::Tag tag,
                                              std::span<const std::byte> bytes) override {
     if (!std::exchange(state_->corrupts, false)) {
@@ -82,6 +88,7 @@ class HubGroups::End final : public transport::Transport {
   };
   std::unique_ptr<transport::Transport> inner_;
   std::shared_ptr<State> state_;
+  std::vector<int> numbers_;
 };
 
 std::optional<Error> Hub::failure_of(Generation generation) const {
@@ -249,19 +256,20 @@ void Hub::wait_for_end() {
 }
 
 std::unique_ptr<transport::Transport> HubGroups::watched(std::unique_ptr<transport::Transport> end,
-                                                         Origin origin) {
+                                                         Origin origin, std::vector<int> numbers) {
   next_state_ = std::make_shared<State>();
-  end = std::make_unique<End>(std::move(end), next_state_);
+  end = std::make_unique<End>(std::move(end), next_state_, std::move(numbers));
   if (!spy_.faults) return end;
   std::vector<transport::Fault> faults = spy_.faults(*end, origin, next_state_->corrupts);
   return transport::with_faults(std::move(end), std::move(faults));
 }
 
-Expected<void> HubGroups::enter(Generation generation, int size, WorldRank rank, Origin origin) {
+Expected<void> HubGroups::enter(Generation generation, int size, WorldRank rank, Origin origin,
+                                std::vector<int> numbers) {
   generation_ = generation;
   size_ = size;
   DYNMO_ASSIGN(auto end, hub_.take(generation, size, rank));
-  end_ = watched(std::move(end), origin);
+  end_ = watched(std::move(end), origin, std::move(numbers));
   state_ = std::exchange(next_state_, nullptr);
   return {};
 }
@@ -343,7 +351,7 @@ Expected<transport::Transport*> HubGroups::form(const elastic::View& next,
   spy_.at(Moment::kForms);
   next_size_ = place.size;
   DYNMO_ASSIGN(auto end, hub_.take(place.generation, place.size, *next.rank_of(self_.id)));
-  next_ = watched(std::move(end), Origin::kChange);
+  next_ = watched(std::move(end), Origin::kChange, elastic::numbers_of(next));
   spy_.at(Moment::kFormed);
   return next_.get();
 }
@@ -421,7 +429,7 @@ Expected<elastic::Survival> HubGroups::survive(const elastic::Loss& loss) {
     if (!end) continue;
     elastic::note_formed(standing_, call->next, before);
     hub_.post(self_.id, text_of(*call));  // for whoever was left out
-    end_ = watched(*std::move(end), Origin::kLoss);
+    end_ = watched(*std::move(end), Origin::kLoss, elastic::numbers_of(view));
     state_ = std::exchange(next_state_, nullptr);
     generation_ = view.generation;
     size_ = view.size();

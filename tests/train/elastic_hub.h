@@ -130,7 +130,9 @@ class HubGroups final : public elastic::Groups {
   // Before the member's thread begins.
   void watch(Spy spy) { spy_ = std::move(spy); }
   // This member was given its place in a group that others have formed, or that is the first.
-  Expected<void> enter(Generation generation, int size, WorldRank rank, Origin origin);
+  // `numbers` of its ranks; none: the ranks.
+  Expected<void> enter(Generation generation, int size, WorldRank rank, Origin origin,
+                       std::vector<int> numbers = {});
   // Leaves the last group; an error ends it for all.
   Expected<void> close(const Expected<void>& done);
   void ask_to_leave() { asked_ = true; }
@@ -180,7 +182,7 @@ class HubGroups final : public elastic::Groups {
   class End;
   // The end with what watches it.
   std::unique_ptr<transport::Transport> watched(std::unique_ptr<transport::Transport> end,
-                                                Origin origin);
+                                                Origin origin, std::vector<int> numbers);
 
   Hub& hub_;
   elastic::Member self_;

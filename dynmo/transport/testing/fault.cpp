@@ -79,6 +79,7 @@ class FaultyTransport final : public Transport {
 
   [[nodiscard]] Member rank() const override { return inner_.rank(); }
   [[nodiscard]] int size() const override { return inner_.size(); }
+  [[nodiscard]] int number_of(Member rank) const override { return inner_.number_of(rank); }
   void abort(const Error& why) override { inner_.abort(why); }
 
   std::unique_ptr<Operation> send(Member to, Tag tag, std::span<const std::byte> bytes) override {
