@@ -281,14 +281,15 @@ Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
     return make_error(ErrorCode::kBadInput, "trace: step {}: {}", step, valid.error().message);
   }
   std::string text;
-  if (last_step_ < 0) {
+  if (!has_header_) {
     Json header = cost::profile_json(model);
     header["format"] = kFormat;
     if (emulated_) header["emulated"] = true;
     if (start_) header["run"] = to_json(*start_);
     text = header.dump() + "\n";
     last_ = model;
-  } else if (!same_layers(model, last_)) {
+    has_header_ = true;
+  } else if (last_.size() > 0 && !same_layers(model, last_)) {
     return make_error(ErrorCode::kBadInput,
                       "trace: step {}: the layers are not those of step {}, wanted the same names",
                       step, last_step_);
@@ -355,9 +356,10 @@ Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::str
     return make_error(ErrorCode::kBadInput, "{}: has no steps, wanted a line for at least one",
                       name);
   }
-  // Decisions follow from every step.
+  // Decisions follow from every step, up to the loss of a rank.
   const bool whole =
-      recording && std::ssize(recording->steps) == steps.back().step - steps.front().step + 1;
+      recording && !recording->steps.empty() &&
+      std::ssize(recording->steps) == recording->steps.rbegin()->first - steps.front().step + 1;
   if (!whole) recording.reset();
   return std::unique_ptr<LoadModel>(
       std::make_unique<Replay>(std::move(header), std::move(steps), std::move(recording)));

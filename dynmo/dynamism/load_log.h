@@ -41,12 +41,19 @@ class TraceLines {
                                           const Measured* measured = nullptr);
   // Sets the start of the run, for the header. Requires that no line was added.
   void start(RunStart start) { start_ = std::move(start); }
+  // The next line follows others of the same layers, up to that of step `newest`; -1: the header
+  // alone. Requires that no line was added.
+  void go_on(std::int64_t newest) {
+    has_header_ = true;
+    last_step_ = newest;
+  }
 
  private:
   bool emulated_;
   std::optional<RunStart> start_;
+  bool has_header_ = false;
   std::int64_t last_step_ = -1;
-  cost::ModelCost last_;
+  cost::ModelCost last_;  // no layers: not known
 };
 
 // Steps 0, every, 2 every, ... below `steps`, and those at which announced_at says something, as

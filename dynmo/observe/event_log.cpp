@@ -4,12 +4,22 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "dynmo/core/files.h"
 
 namespace dynmo::observe {
 namespace {
+
+constexpr std::size_t kNewestBytes = std::size_t{64} << 10;
+
+// As EventLog writes them: every key comes once, and without blanks.
+bool tells_of_loss(std::string_view line) {
+  return line.find(R"("event":"loss")") != std::string_view::npos ||
+         line.find(R"("event":"recovery")") != std::string_view::npos;
+}
 
 double wall_time_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -41,6 +51,46 @@ void EventLog::add(std::string_view kind, std::int64_t step, const Json& more) {
 std::optional<std::string> EventLog::take_failure() {
   if (!failed_ || std::exchange(told_, true)) return std::nullopt;
   return fmt::format("'{}' lacks what comes from here on: it cannot be written", path_.string());
+}
+
+double Event::number(const char* key) const {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<double>() : 0;
+}
+
+Expected<std::vector<Event>> read_events(const std::filesystem::path& path, EventsOf which) {
+  std::vector<Event> events;
+  std::error_code fault;
+  if (!std::filesystem::exists(path, fault)) return events;
+  DYNMO_ASSIGN(const std::string text, read_file(path));
+  std::size_t at = 0;
+  for (int number = 1; at < text.size(); ++number) {
+    const std::size_t newline = text.find('\n', at);
+    if (newline == std::string::npos) break;  // half written
+    const std::string_view line = std::string_view(text).substr(at, newline - at);
+    const bool is_new = text.size() - at <= kNewestBytes;
+    at = newline + 1;
+    if (which == EventsOf::kTakeOver && !is_new && !tells_of_loss(line)) continue;
+    std::string origin = fmt::format("{}:{}", path.string(), number);
+    DYNMO_ASSIGN(Json event, parse_json(line, origin));
+    if (!event.is_object() || !event.contains("event") || !event["event"].is_string() ||
+        !event.contains("step") || !event["step"].is_number_integer()) {
+      return make_error(ErrorCode::kBadInput, "{}: wanted an event with its step", origin);
+    }
+    auto kind = event["event"].get<std::string>();
+    const auto step = event["step"].get<std::int64_t>();
+    events.push_back({std::move(kind), step, std::move(event), std::move(origin)});
+  }
+  return events;
+}
+
+Expected<std::optional<plan::Plan>> plan_of(const Event& event) {
+  const auto found = event.json.find("plan");
+  if (found == event.json.end() || !found->is_object() || event.kind == "decision") {
+    return std::optional<plan::Plan>();
+  }
+  DYNMO_ASSIGN(plan::Plan plan, plan::parse_plan(*found, event.origin));
+  return std::optional(std::move(plan));
 }
 
 }  // namespace dynmo::observe

@@ -13,9 +13,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
+#include "dynmo/plan/plan.h"
 
 namespace dynmo::observe {
 
@@ -44,5 +46,26 @@ class EventLog {
   bool failed_ = false;
   bool told_ = false;
 };
+
+struct Event {
+  std::string kind;
+  std::int64_t step = 0;
+  Json json;
+  std::string origin;  // file and line
+
+  // Returns 0 where the field is absent, or of another type.
+  [[nodiscard]] double number(const char* key) const;
+};
+// Which lines of a file are read: all, or those that a rank needs which goes on with the log of
+// another one: losses, recoveries, and the newest 64 KiB.
+enum class EventsOf { kAll, kTakeOver };
+// Returns the events of a file in its order; none where there is no file. A last line without its
+// newline is what a killed process left half written: it is passed over. kBadInput naming the line.
+[[nodiscard]] Expected<std::vector<Event>> read_events(const std::filesystem::path& path,
+                                                       EventsOf which = EventsOf::kAll);
+
+// Returns the plan that an event puts in force. (The plan of a decision is put in force by the move
+// that follows it.)
+[[nodiscard]] Expected<std::optional<plan::Plan>> plan_of(const Event& event);
 
 }  // namespace dynmo::observe

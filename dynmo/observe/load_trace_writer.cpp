@@ -1,11 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/observe/load_trace_writer.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <fstream>
+#include <string>
+#include <system_error>
 #include <utility>
 
+#include "dynmo/core/files.h"
+#include "dynmo/core/json.h"
+
 namespace dynmo::observe {
+namespace {
+
+// The place of the last line in a file of `size` bytes that ends in a newline.
+std::int64_t last_line(std::ifstream& file, std::int64_t size) {
+  constexpr std::int64_t kChunk = 4096;
+  std::string chunk;
+  for (std::int64_t end = size - 1; end > 0;) {
+    const std::int64_t begin = std::max<std::int64_t>(0, end - kChunk);
+    chunk.resize(static_cast<std::size_t>(end - begin));
+    file.seekg(begin);
+    file.read(chunk.data(), end - begin);
+    const std::size_t newline = chunk.rfind('\n');
+    if (newline != std::string::npos) return begin + static_cast<std::int64_t>(newline) + 1;
+    end = begin;
+  }
+  return 0;
+}
+
+struct Cut {
+  bool has_header = false;
+  std::int64_t newest = -1;  // the last step that is left
+};
+
+// Removes the lines from step `step` on. Looks at these lines only, and at the one before them.
+Expected<Cut> cut_from(const std::filesystem::path& path, std::int64_t step) {
+  std::error_code fault;
+  if (!std::filesystem::exists(path, fault)) return Cut();
+  DYNMO_TRY(cut_torn_line(path));
+  auto size = static_cast<std::int64_t>(std::filesystem::file_size(path, fault));
+  std::ifstream file(path, std::ios::binary);
+  Cut cut;
+  while (size > 0) {
+    const std::int64_t begin = last_line(file, size);
+    std::string line(static_cast<std::size_t>(size - begin), '\0');
+    file.seekg(begin);
+    if (!file.read(line.data(), size - begin)) {
+      return make_error(ErrorCode::kBadInput, "cannot read '{}'", path.string());
+    }
+    DYNMO_ASSIGN(const Json json, parse_json(line, path.string()));
+    cut.has_header = true;
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) break;
+    cut.newest = json["step"].get<std::int64_t>();
+    if (cut.newest < step) break;
+    size = begin;
+    cut = {};
+  }
+  std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size), fault);
+  if (!fault) return cut;
+  return make_error(ErrorCode::kBadInput, "cannot cut '{}': {}", path.string(), fault.message());
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::go_on(
+    const std::filesystem::path& path, std::int64_t every, std::int64_t step,
+    dynamism::TraceLines::Device device) {
+  DYNMO_ASSIGN(const Cut cut, cut_from(path, step));
+  std::FILE* file = std::fopen(path.c_str(), "ae");
+  if (file == nullptr) {
+    return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
+                      std::strerror(errno));
+  }
+  std::unique_ptr<LoadTraceWriter> writer(new LoadTraceWriter(path, file, every, device));
+  writer->records_ = false;
+  if (cut.has_header) writer->lines_.go_on(cut.newest);
+  return writer;
+}
+
+std::map<std::int64_t, std::filesystem::path> load_traces(const RunFolder& folder) {
+  std::map<std::int64_t, std::filesystem::path> found;
+  std::error_code fault;
+  for (std::filesystem::directory_iterator next(folder.root(), fault);
+       !fault && next != std::filesystem::directory_iterator(); next.increment(fault)) {
+    const std::string name = next->path().filename().string();
+    const std::string first = folder.load_trace(0).filename().string();
+    if (name == first) found.emplace(0, next->path());
+    const std::size_t dash = name.rfind('-');
+    if (dash == std::string::npos) continue;
+    std::int64_t step = 0;
+    std::from_chars(name.data() + dash + 1, name.data() + name.size(), step);
+    if (step > 0 && next->path().filename() == folder.load_trace(step).filename()) {
+      found.emplace(step, next->path());
+    }
+  }
+  return found;
+}
 
 Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::open(
     const std::filesystem::path& path, std::int64_t every, dynamism::TraceLines::Device device) {
@@ -29,13 +123,13 @@ void LoadTraceWriter::add(const Step& step) {
   if (!costs) return;
   next_ = step.step + every_;
   const dynamism::TraceLines::Measured measured{step.observed, step.moving};
-  const auto line =
-      lines_.add(step.step, step.announced, *costs, every_ == 1 ? &measured : nullptr);
+  const auto line = lines_.add(step.step, step.announced, *costs, records_ ? &measured : nullptr);
   if (!line) {
     error_ = line.error();
     return;
   }
-  if (std::fwrite(line->data(), 1, line->size(), file_.get()) != line->size()) {
+  if (std::fwrite(line->data(), 1, line->size(), file_.get()) != line->size() ||
+      std::fflush(file_.get()) != 0) {
     fail(std::strerror(errno));
   }
 }

@@ -15,6 +15,8 @@
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/dynamism/load_log.h"
+#include "dynmo/observe/event_log.h"
+#include "dynmo/observe/load_trace_writer.h"
 #include "dynmo/observe/move_picture.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/run_head.h"
@@ -232,27 +234,35 @@ Json exit_table(const std::map<int, Records>& ranks, const Columns& columns) {
 // The costs that a run wrote down which began or was resumed at step `first`; null: none.
 Expected<std::unique_ptr<dynamism::LoadModel>> load_of(const RunFolder& folder,
                                                        std::int64_t first) {
-  std::error_code fault;
-  const fs::path path = folder.load_trace(first);
-  if (!fs::exists(path, fault)) return std::unique_ptr<dynamism::LoadModel>();
-  DYNMO_ASSIGN(const std::string text, read_file(path));
-  // The rank that wrote it was lost.
-  if (!text.ends_with('\n')) return std::unique_ptr<dynamism::LoadModel>();
-  return dynamism::parse_trace(text, path.string());
+  const std::map<std::int64_t, fs::path> parts = load_traces(folder);
+  const auto found = parts.find(first);
+  if (found == parts.end()) return std::unique_ptr<dynamism::LoadModel>();
+  DYNMO_ASSIGN(const std::string text, read_file(found->second));
+  // The rank that wrote it may have been lost before its first step was there.
+  if (std::ranges::count(text, '\n') < 2) return std::unique_ptr<dynamism::LoadModel>();
+  return dynamism::parse_trace(text, found->second.string());
 }
 
-// The costs as the load trace has them. Between two of its steps the earlier holds.
+// The costs as the load traces have them, one for each time that the run was resumed. Between two
+// of their steps the earlier holds.
 Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunData& run) {
-  DYNMO_ASSIGN(const auto load, load_of(folder, 0));
-  if (load == nullptr) return {};
+  std::map<std::int64_t, std::unique_ptr<dynamism::LoadModel>> loads;
+  for (const auto& [first, path] : load_traces(folder)) {
+    DYNMO_ASSIGN(auto load, load_of(folder, first));
+    if (load != nullptr) loads.emplace(first, std::move(load));
+  }
+  if (loads.empty()) return {};
   for (std::int64_t column = 0; column < columns.count(); ++column) {
-    const cost::ModelCost costs = load->at(columns.begin(column));
+    auto after = loads.upper_bound(columns.begin(column));
+    if (after != loads.begin()) --after;
+    const cost::ModelCost costs = after->second->at(columns.begin(column));
     for (std::size_t i = 0; i < costs.layers.size(); ++i) {
       const cost::LayerCost& layer = costs.layers[i];
       if (column == 0) {
         run.layer_names.push_back(layer.name);
         run.layer_seconds.push_back(Json::array());
       }
+      if (i >= run.layer_names.size()) break;  // resumed with other pieces of the head
       const double backward = layer.frozen ? 0 : layer.backward_input_s + layer.backward_weight_s;
       run.layer_seconds[i].push_back(rounded(layer.forward_s + backward));
     }
@@ -281,51 +291,6 @@ std::string text_of(const Json& event) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key, value.dump());
   }
   return text;
-}
-
-struct Event {
-  std::string kind;
-  std::int64_t step = 0;
-  Json json;
-  std::string origin;
-
-  [[nodiscard]] double number(const char* key) const {
-    const auto found = json.find(key);
-    return found != json.end() && found->is_number() ? found->get<double>() : 0;
-  }
-};
-
-Expected<std::vector<Event>> events_of(const RunFolder& folder) {
-  std::vector<Event> events;
-  std::error_code fault;
-  if (!fs::exists(folder.events(), fault)) return events;
-  DYNMO_ASSIGN(const std::string text, read_file(folder.events()));
-  std::size_t at = 0;
-  for (int line = 1; at < text.size(); ++line) {
-    const std::size_t newline = text.find('\n', at);
-    if (newline == std::string::npos) break;  // half written
-    std::string origin = fmt::format("{}:{}", folder.events().string(), line);
-    DYNMO_ASSIGN(Json event, parse_json(text.substr(at, newline - at), origin));
-    at = newline + 1;
-    if (!event.is_object() || !event.contains("event") || !event["event"].is_string() ||
-        !event.contains("step") || !event["step"].is_number_integer()) {
-      return make_error(ErrorCode::kBadInput, "{}: wanted an event with its step", origin);
-    }
-    auto kind = event["event"].get<std::string>();
-    const auto step = event["step"].get<std::int64_t>();
-    events.push_back({std::move(kind), step, std::move(event), std::move(origin)});
-  }
-  return events;
-}
-
-// The plan that an event puts in force. (A decision's is put in force by the move that follows it.)
-Expected<std::optional<plan::Plan>> plan_of(const Event& event) {
-  const auto found = event.json.find("plan");
-  if (found == event.json.end() || !found->is_object() || event.kind == "decision") {
-    return std::optional<plan::Plan>();
-  }
-  DYNMO_ASSIGN(plan::Plan plan, plan::parse_plan(*found, event.origin));
-  return std::optional(std::move(plan));
 }
 
 void add_decisions_and_changes(const std::vector<Event>& events, RunData& run) {
@@ -454,7 +419,7 @@ Expected<RunData> read_one(const RunFolder& root, const RunFolder& folder, const
   run.tables["sources"] = source_table(ranks, columns);
   run.tables["exits"] = exit_table(ranks, columns);
   DYNMO_TRY(add_layers(folder, columns, run));
-  DYNMO_ASSIGN(const std::vector<Event> events, events_of(folder));
+  DYNMO_ASSIGN(const std::vector<Event> events, read_events(folder.events()));
   add_decisions_and_changes(events, run);
   DYNMO_TRY(add_cuts(events, columns, run));
   DYNMO_TRY(add_move(folder, events, run));

@@ -16,7 +16,7 @@
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/chart.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/observe/step_record.h"
+#include "dynmo/observe/run_history.h"
 #include "dynmo/observe/table.h"
 
 namespace dynmo::observe {
@@ -179,8 +179,10 @@ void add_sources(Lines& lines, const RunSummary& run) {
   }
 }
 
+// The steps whose messages were counted.
 double steps_of(const RunSummary& run) {
-  return static_cast<double>(std::max<std::int64_t>(run.steps, 1));
+  const std::int64_t steps = run.traffic_steps > 0 ? run.traffic_steps : run.steps;
+  return static_cast<double>(std::max<std::int64_t>(steps, 1));
 }
 
 std::string bytes_a_step(const RunSummary& run, Bytes bytes) {
@@ -369,14 +371,11 @@ Expected<std::string> read_report(const std::filesystem::path& folder) {
   };
   std::vector<RunCurves> curves;
   for (const RunSummary& run : summary.runs) {
-    DYNMO_ASSIGN(const auto records, read_records(home(run).records_of(WorldRank(0))));
-    // A step that was run twice, before and after a resume, counts as it was run last.
-    std::map<std::int64_t, const StepRecord*> by_step;
-    for (const StepRecord& record : records) by_step[record.step] = &record;
+    DYNMO_ASSIGN(const RunHistory history, read_history(home(run), {.name = run.name}, run.steps));
     RunCurves& curve = curves.emplace_back();
-    for (const auto& [step, record] : by_step) {
-      curve.imbalance.push_back(record->imbalance);
-      curve.bubble.push_back(record->bubble);
+    for (const StepEntry& step : history.sample()) {
+      curve.imbalance.push_back(step.imbalance);
+      curve.bubble.push_back(step.bubble);
     }
   }
   std::string text;
@@ -393,7 +392,7 @@ Expected<std::string> read_report(const std::filesystem::path& folder) {
     text += fmt::format(
         "messages of {} over {} steps, everything between the first step and the "
         "last\n{}",
-        last.name, last.steps, table);
+        last.name, steps_of(last), table);
   }
   return text;
 }

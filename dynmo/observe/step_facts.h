@@ -2,7 +2,7 @@
 #pragma once
 
 // The numbers of a step, in one list. What a rank measures (runtime::StepReport), its record
-// (StepRecord), what a run keeps of its steps (train::RunSeries) and its summary (RunSummary) all
+// (StepRecord), what a run keeps of its steps (RunHistory) and its summary (RunSummary) all
 // hold these facts and follow the list: JSON, sums, means and lines of the report. One more number
 // is a field and a line here, and a value where it is measured.
 

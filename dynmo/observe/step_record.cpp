@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "dynmo/core/files.h"
 
@@ -52,8 +53,8 @@ Expected<StepRecord> parse_record(const Json& json, std::string_view origin) {
   return record;
 }
 
-Expected<std::vector<StepRecord>> parse_records(std::string_view text, std::string_view name) {
-  std::vector<StepRecord> records;
+Expected<void> visit_records(std::string_view text, std::string_view name,
+                             const std::function<void(StepRecord)>& visit) {
   int line_number = 0;
   for (std::size_t start = 0; start < text.size();) {
     const std::size_t newline = text.find('\n', start);
@@ -64,9 +65,16 @@ Expected<std::vector<StepRecord>> parse_records(std::string_view text, std::stri
     start = end + 1;
     if (!json && !finished) break;
     if (!json) return json.error();
-    DYNMO_ASSIGN(const StepRecord record, parse_record(*json, origin));
-    records.push_back(record);
+    DYNMO_ASSIGN(StepRecord record, parse_record(*json, origin));
+    visit(std::move(record));
   }
+  return {};
+}
+
+Expected<std::vector<StepRecord>> parse_records(std::string_view text, std::string_view name) {
+  std::vector<StepRecord> records;
+  DYNMO_TRY(
+      visit_records(text, name, [&](StepRecord record) { records.push_back(std::move(record)); }));
   return records;
 }
 

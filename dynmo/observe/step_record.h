@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -33,8 +34,11 @@ struct StepRecord : StepFacts {
 // kBadInput with `origin` and JSON pointer.
 [[nodiscard]] Expected<StepRecord> parse_record(const Json& json, std::string_view origin);
 
-// All records of a text or file, in its order. Errors name the line. A last line that does not end
-// in a newline and cannot be read is what a killed process left half written: it is passed over.
+// Visits or returns all records of a text or file, in its order. Errors name the line. A last line
+// that does not end in a newline and cannot be read is what a killed process left half written: it
+// is passed over.
+[[nodiscard]] Expected<void> visit_records(std::string_view text, std::string_view origin,
+                                           const std::function<void(StepRecord)>& visit);
 [[nodiscard]] Expected<std::vector<StepRecord>> parse_records(std::string_view text,
                                                               std::string_view origin);
 [[nodiscard]] Expected<std::vector<StepRecord>> read_records(const std::filesystem::path& path);

@@ -116,6 +116,7 @@ Json run_json(const RunSummary& run) {
   if (run.size) json["size"] = size_json(*run.size);
   if (!run.sources.empty()) json["sources"] = run.sources;
   json["traffic"] = traffic_json(run.traffic);
+  if (run.traffic_steps > 0) json["traffic_steps"] = run.traffic_steps;
   return json;
 }
 
@@ -156,8 +157,11 @@ Expected<RunSummary> read_run(JsonObject& object, const Json& json) {
   object.ignore("sources");
   run.sources = json.value("sources", Json::object());
   if (!run.sources.is_object()) object.fail("sources", "is not an object");
-  const int members = run.size ? std::max(run.ranks, run.size->members) : run.ranks;
+  // A run that was resumed on fewer ranks had more before.
+  const int members =
+      run.size ? std::max(run.ranks, run.size->members) : std::numeric_limits<int>::max();
   DYNMO_ASSIGN(run.traffic, read_traffic(object, json, members));
+  run.traffic_steps = count(object, "traffic_steps", 0);
   DYNMO_TRY(object.finish());
   return run;
 }

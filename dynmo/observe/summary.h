@@ -56,7 +56,7 @@ struct RunSummary : StepFacts {
   double loss_last = 0;
   std::string loss_digest;  // of the losses of all steps, bit by bit
   int ranks = 0;
-  std::int64_t steps = 0;            // run here: of a resumed run those after the checkpoint
+  std::int64_t steps = 0;            // of the whole run, whoever led it and however often resumed
   double seconds = 0;                // of these steps, checkpoints and validation not included
   std::int64_t validation_step = 0;  // steps done at the last validation; 0: none
   double validation_loss = 0;
@@ -73,6 +73,8 @@ struct RunSummary : StepFacts {
   std::optional<SizeSummary> size = {};  // none: its ranks were those it began with
   Json sources = Json::object();         // their figures of the last step, by name
   std::vector<TrafficRow> traffic;
+  // The steps that `traffic` is of: without those of a plan under which a rank was lost. 0: all.
+  std::int64_t traffic_steps = 0;
   friend bool operator==(const RunSummary&, const RunSummary&) = default;
 };
 

@@ -90,7 +90,7 @@ Expected<void> Elasticity::join(GroupRun& group) {
 }
 
 void Elasticity::observe(const runtime::StepReport& report, const GroupRun& group,
-                         const RunSeries& run) {
+                         const observe::RunHistory& run) {
   if (!leads()) return;
   const double tokens = static_cast<double>(
       step_micro_batches(config_) * config_.batch.micro_batch_size * config_.model.shape.sequence);
@@ -101,8 +101,8 @@ void Elasticity::observe(const runtime::StepReport& report, const GroupRun& grou
                      {"imbalance", report.imbalance},
                      {"bubble", report.bubble},
                      {"frozen_layers", report.frozen_layers},
-                     {"lost_ranks", run.losses},
-                     {"steps_again", run.repeated_steps},
+                     {"lost_ranks", run.lost().size()},
+                     {"steps_again", run.totals().repeated_steps},
                      {"replicas", config_.pipeline.replicas}});
   leader_->set_group(view(), group.pipeline().plan());
 }
@@ -168,17 +168,14 @@ Expected<bool> Elasticity::prepare(const elastic::SizeChange& change, GroupRun& 
   if (report->moved_layers == 0) {
     return refuse(report->decision->migrate ? "a copy was not accepted" : report->decision->reason);
   }
-  moves_ += moves_of(*report);
   events_.push_back(move_event(*report, change.why, pipeline.plan()));
   return true;
 }
 
 Expected<Regrouped> Elasticity::change(const elastic::SizeChange& change,
-                                       std::unique_ptr<GroupRun> group, const RunLane& lane,
-                                       const Json& run) {
-  DYNMO_ASSIGN(Regrouped result, regrouping_.change(change, std::move(group), lane, leader_, run));
+                                       std::unique_ptr<GroupRun> group, const RunLane& lane) {
+  DYNMO_ASSIGN(Regrouped result, regrouping_.change(change, std::move(group), lane, leader_));
   add(std::exchange(result.events, {}));
-  result.moves += std::exchange(moves_, {});
   return result;
 }
 

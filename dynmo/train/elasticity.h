@@ -17,10 +17,10 @@
 #include "dynmo/elastic/groups.h"
 #include "dynmo/elastic/leader.h"
 #include "dynmo/elastic/size_changes.h"
+#include "dynmo/observe/run_history.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/regrouping.h"
 #include "dynmo/train/setup/leader_options.h"
-#include "dynmo/train/setup/run_series.h"
 
 namespace dynmo::train {
 
@@ -49,8 +49,9 @@ class Elasticity {
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
   [[nodiscard]] Expected<void> join(GroupRun& group);
 
-  // After each step; `run` is what the run has done so far.
-  void observe(const runtime::StepReport& report, const GroupRun& group, const RunSeries& run);
+  // Called after each step. `run` is the history of the run where this rank leads.
+  void observe(const runtime::StepReport& report, const GroupRun& group,
+               const observe::RunHistory& run);
   // Whether this rank has something to tell (RunLane::asks).
   [[nodiscard]] bool asks() const;
   // Returns what to do before the next step; `asked`: a rank had something to tell.
@@ -60,10 +61,9 @@ class Elasticity {
   void answer_checkpoints(const GroupRun& group);
   // Takes all layers from the ranks that leave. False: it cannot be done, and nothing has changed.
   [[nodiscard]] Expected<bool> prepare(const elastic::SizeChange& change, GroupRun& group);
-  // From the group to the next one. `run`: what the next leader has to know, where the lead moves.
+  // From the group to the next one.
   [[nodiscard]] Expected<Regrouped> change(const elastic::SizeChange& change,
-                                           std::unique_ptr<GroupRun> group, const RunLane& lane,
-                                           const Json& run);
+                                           std::unique_ptr<GroupRun> group, const RunLane& lane);
   // The run was stopped: the error that it ends with. `finished`: how its last files went.
   [[nodiscard]] Error stop(const elastic::BoundaryDecision& decision, const GroupRun& group,
                            const Expected<void>& finished);
@@ -93,7 +93,6 @@ class Elasticity {
   Regrouping regrouping_;
   std::unique_ptr<elastic::Leader> leader_;  // null where another rank leads
   elastic::BoundaryEvents events_;
-  LayerMoves moves_;  // of prepare(), for the change that follows
 };
 
 }  // namespace dynmo::train

@@ -39,20 +39,6 @@ std::vector<std::optional<Rank>> ranks_before(const std::vector<Rank>& kept, int
 
 }  // namespace
 
-void operator+=(LayerMoves& sum, const LayerMoves& moves) {
-  sum.count += moves.count;
-  sum.layers += moves.layers;
-  sum.bytes += moves.bytes;
-  sum.seconds += moves.seconds;
-}
-
-LayerMoves moves_of(const runtime::StepReport& report) {
-  return {.count = 1,
-          .layers = report.moved_layers,
-          .bytes = report.moved_bytes,
-          .seconds = report.migrate_s};
-}
-
 elastic::BoundaryEvent move_event(const runtime::StepReport& report, const std::string& cause,
                                   const plan::Plan& plan) {
   const control::Decision& decision = *report.decision;
@@ -63,6 +49,8 @@ elastic::BoundaryEvent move_event(const runtime::StepReport& report, const std::
                               format_seconds(decision.current_step_s)),
           .json = {{"cause", cause},
                    {"reason", decision.reason},
+                   {"layers", report.moved_layers},
+                   {"bytes", report.moved_bytes.value},
                    {"seconds", report.migrate_s},
                    {"current_step_s", decision.current_step_s},
                    {"planned_step_s", decision.planned_step_s},
@@ -105,14 +93,14 @@ Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const R
 
 Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
                                        std::unique_ptr<GroupRun> group, const RunLane& lane,
-                                       std::unique_ptr<elastic::Leader>& leader, const Json& run) {
+                                       std::unique_ptr<elastic::Leader>& leader) {
   cluster_ = group->cluster();
   held_.state = group->close();
   group.reset();
   held_.controller = held_.state.controller;
   Try attempt = begin_try(change, lane, leader.get());
   held_.state.controller->ranks_changed(ranks_before(change.kept, attempt.plan.ranks));
-  DYNMO_ASSIGN(const auto place, meet(attempt, run));
+  DYNMO_ASSIGN(const auto place, meet(attempt));
   const Expected<void> mine = place ? form(attempt, *place) : Expected<void>(place.error());
   if (!mine) {
     take_back();
@@ -123,7 +111,7 @@ Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
   return fault.empty() ? commit(attempt, leader, next) : stay(attempt, fault);
 }
 
-Expected<Expected<elastic::Place>> Regrouping::meet(Try& attempt, const Json& run) {
+Expected<Expected<elastic::Place>> Regrouping::meet(Try& attempt) {
   Json mine = Json::object();
   if (const auto may = groups_.may_change(attempt.view); !may) {
     mine["fault"] = may.error().message;
@@ -133,7 +121,7 @@ Expected<Expected<elastic::Place>> Regrouping::meet(Try& attempt, const Json& ru
         place ? elastic::to_json(*place) : Json(place.error().message);
   }
   if (attempt.moves_lead && attempt.leader != nullptr) {
-    mine["handover"] = {{"leader", attempt.leader->handover()}, {"run", run}};
+    mine["handover"] = attempt.leader->handover();
   }
   const std::string origin = "where the next group meets";
   DYNMO_ASSIGN(const auto all, transport::gather_json(groups_.group(), control_tag(Control::kSize),
@@ -173,9 +161,9 @@ Expected<void> Regrouping::form(Try& attempt, const elastic::Place& place) {
   if (!attempt.handover.is_object()) {
     return make_error(ErrorCode::kInternal, "the leader has handed nothing over");
   }
-  DYNMO_ASSIGN(attempt.next_leader,
-               elastic::Leader::open(leader_options(groups_, first, config_, inputs_),
-                                     attempt.handover["leader"]));
+  DYNMO_ASSIGN(
+      attempt.next_leader,
+      elastic::Leader::open(leader_options(groups_, first, config_, inputs_), attempt.handover));
   return {};
 }
 
@@ -253,7 +241,7 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   DYNMO_ASSIGN(const bool stays, groups_.take());
   taking_ = false;
   held_.controller.reset();  // the next group is in force
-  result.pause_s = seconds_since(attempt.begin) - result.moves.seconds;
+  result.pause_s = seconds_since(attempt.begin) - result.moving_s;
   const auto replicas = config_.pipeline.replicas;
   const std::string line = fmt::format(
       "{} -> {}: {}, in {}", ranks_text(attempt.before.ranks, replicas),
@@ -275,7 +263,6 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
                                               {"plan", plan::to_json(attempt.plan)}}}};
   if (attempt.next_leader != nullptr) {
     leader = std::move(attempt.next_leader);
-    result.run = attempt.handover["run"];
     if (!published) {
       const elastic::JobFile& at = leader->endpoint();
       events.push_back({.line = fmt::format("{}: this rank leads all the same, at {}:{}, and "
@@ -375,7 +362,7 @@ Expected<void> Regrouping::spread(GroupRun& group, Regrouped& result) {
   DYNMO_ASSIGN(const runtime::StepReport report, pipeline.rebalance());
   if (report.moved_layers > 0) {
     result.events.push_back(move_event(report, "ranks have joined", pipeline.plan()));
-    result.moves += moves_of(report);
+    result.moving_s += report.migrate_s;
     return {};
   }
   std::string why = "steps have to be measured first";

@@ -24,17 +24,8 @@
 
 namespace dynmo::train {
 
-// Layers that were moved because of changes of size.
-struct LayerMoves {
-  int count = 0;
-  int layers = 0;
-  Bytes bytes;
-  double seconds = 0;
-};
-void operator+=(LayerMoves& sum, const LayerMoves& moves);
-
-// Those of a report of Pipeline::rebalance or vacate that says that layers have moved.
-[[nodiscard]] LayerMoves moves_of(const runtime::StepReport& report);
+// Makes the event of layers that were moved because of a change of size, from a report of
+// Pipeline::rebalance or vacate.
 [[nodiscard]] elastic::BoundaryEvent move_event(const runtime::StepReport& report,
                                                 const std::string& cause, const plan::Plan& plan);
 
@@ -43,8 +34,7 @@ struct Regrouped {
   std::unique_ptr<GroupRun> group = nullptr;  // null: this rank has left
   bool done = false;   // else the group in force goes on, as if nothing had been
   double pause_s = 0;  // that the change took, without the moves
-  LayerMoves moves = {};
-  Json run = nullptr;  // at a rank that leads from now on: what the leader before knew of the run
+  double moving_s = 0;
   elastic::BoundaryEvents events = {};
 };
 
@@ -66,11 +56,10 @@ class Regrouping {
   [[nodiscard]] Expected<void> join(GroupRun& group);
 
   // From the group to the next one. `leader` is that of this rank, null where another one leads; it
-  // is replaced where the lead moves. `run` is what the next leader has to know of the run.
+  // is replaced where the lead moves.
   [[nodiscard]] Expected<Regrouped> change(const elastic::SizeChange& change,
                                            std::unique_ptr<GroupRun> group, const RunLane& lane,
-                                           std::unique_ptr<elastic::Leader>& leader,
-                                           const Json& run);
+                                           std::unique_ptr<elastic::Leader>& leader);
 
   // A loss has ended a change, and its groups: what this rank has taken into it; nothing where none
   // was under way.
@@ -106,7 +95,7 @@ class Regrouping {
                               elastic::Leader* leader);
   // All ranks of the group in force hear where the next one meets, or why it does not; the next
   // leader hears what the leader knows.
-  [[nodiscard]] Expected<Expected<elastic::Place>> meet(Try& attempt, const Json& run);
+  [[nodiscard]] Expected<Expected<elastic::Place>> meet(Try& attempt);
   // Makes `forming_`, at a rank that stays.
   [[nodiscard]] Expected<void> form(Try& attempt, const elastic::Place& place);
   // All ranks of the group in force hear whether the next one works at each: the first fault; "":

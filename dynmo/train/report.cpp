@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <tuple>
+#include <string>
 
 #include "dynmo/core/median.h"
 #include "dynmo/observe/run_report.h"
@@ -14,36 +14,40 @@ namespace dynmo::train {
 namespace {
 
 // Tokens a second over the last steps: what a progress line should show.
-double recent_tokens_per_s(const RunSeries& run) {
+double recent_tokens_per_s(const observe::RunHistory& run) {
   double time = 0;
-  for (const StepEntry& step : run.newest()) time += step.step_s;
-  const auto count = static_cast<double>(run.newest().size());
-  return time > 0 ? static_cast<double>(run.tokens_per_step) * count / time : 0;
+  std::int64_t tokens = 0;
+  for (const observe::StepEntry& step : run.newest()) {
+    time += step.step_s;
+    tokens += step.tokens;
+  }
+  return time > 0 ? static_cast<double>(tokens) / time : 0;
 }
 
-std::vector<double> values_of(const RunSeries& run, double StepEntry::*field) {
+std::vector<double> values_of(const observe::RunHistory& run, double observe::StepEntry::*field) {
   std::vector<double> values;
-  for (const StepEntry& step : run.sample()) values.push_back(step.*field);
+  for (const observe::StepEntry& step : run.sample()) values.push_back(step.*field);
   return values;
 }
 
 // Mean of the last few losses: one step's is noisy.
-double last_loss(const RunSeries& run) {
+double last_loss(const observe::RunHistory& run) {
   double sum = 0;
-  for (const StepEntry& step : run.newest()) sum += step.loss;
+  for (const observe::StepEntry& step : run.newest()) sum += step.loss;
   return run.newest().empty() ? 0 : sum / static_cast<double>(run.newest().size());
 }
 
 }  // namespace
 
 std::string progress_line(std::int64_t step, std::int64_t steps,
-                          const std::vector<const RunSeries*>& runs, const plan::Plan& plan) {
-  const StepEntry& newest = runs.back()->newest().back();
+                          const std::vector<const observe::RunHistory*>& runs,
+                          const plan::Plan& plan) {
+  const observe::StepEntry& newest = runs.back()->newest().back();
   std::string line = fmt::format("step {:>5}/{}  loss {:.4f}", step + 1, steps, newest.loss);
-  for (const RunSeries* run : runs) {
-    line += fmt::format("  {} {:.0f} tokens/s", run->name, recent_tokens_per_s(*run));
+  for (const observe::RunHistory* run : runs) {
+    line += fmt::format("  {} {:.0f} tokens/s", run->run().name, recent_tokens_per_s(*run));
   }
-  const int replicas = runs.back()->replicas;
+  const int replicas = runs.back()->run().replicas;
   line += fmt::format("  imbalance {:.2f}  bubble {:.0f} %  frozen {}  ranks {}{}  plan {}",
                       newest.imbalance, 100 * newest.bubble, newest.frozen_layers,
                       replicas > 1 ? fmt::format("{} x ", replicas) : "", plan.ranks,
@@ -51,62 +55,71 @@ std::string progress_line(std::int64_t step, std::int64_t steps,
   return line;
 }
 
-observe::RunSummary summarize(const RunSeries& run, int ranks) {
+observe::RunSummary summarize(const observe::RunHistory& run, int ranks) {
   observe::RunSummary summary;
   static_cast<observe::StepFacts&>(summary) = run.over_steps();
-  summary.name = run.name;
+  summary.name = run.run().name;
   summary.tokens_per_s = run.tokens_per_s();
   summary.end_tokens_per_s = recent_tokens_per_s(run);
-  std::vector<double> times = values_of(run, &StepEntry::step_s);
+  std::vector<double> times = values_of(run, &observe::StepEntry::step_s);
   summary.step_time_s = median(std::move(times));
   summary.loss_first = run.sample().empty() ? 0 : run.sample().front().loss;
   summary.loss_last = last_loss(run);
   summary.loss_digest = run.loss_digest();
-  summary.ranks = ranks * run.replicas;
-  summary.replicas = run.replicas;
+  summary.ranks = ranks * run.run().replicas;
+  summary.replicas = run.run().replicas;
   summary.steps = run.count();
   summary.seconds = run.seconds();
-  if (!run.validation.empty()) {
-    std::tie(summary.validation_step, summary.validation_loss) = run.validation.back();
+  if (const auto& validation = run.validation()) {
+    summary.validation_step = validation->step;
+    summary.validation_loss = validation->loss;
+    summary.generation_loss = validation->generation_loss;
   }
-  summary.generation_loss = run.generation_loss;
-  summary.sources = run.sources;
+  summary.sources = run.sources();
   summary.migrations = run.moves();
   const PredictionError error = prediction_error(run);
   summary.predicted_steps = error.steps;
   summary.prediction_error_median = error.median;
   summary.prediction_error_worst = error.worst;
-  summary.checkpoints_written = run.checkpoints_written;
-  summary.checkpoints_failed = run.checkpoints_failed;
-  summary.traffic = run.traffic;
-  if (run.members > 0) {
-    summary.size = observe::SizeSummary{
-        .changes = run.size_changes,
-        .members = run.members,
-        .mean_ranks =
-            run.seconds() > 0 ? (run.working_rank_s + run.idle_rank_s) / run.seconds() : 0,
-        .working_s = run.working_rank_s,
-        .idle_s = run.idle_rank_s,
-        .changing_s = run.changing_rank_s,
-        .losses = run.losses,
-        .repeated_steps = run.repeated_steps,
-        .saved_s = run.saved_rank_s};
+  const observe::RunHistory::Totals& totals = run.totals();
+  summary.checkpoints_written = totals.checkpoints_written;
+  summary.checkpoints_failed = totals.checkpoints_failed;
+  summary.traffic_steps = run.traffic_steps();
+  for (const TrafficRow& row : run.traffic()) {
+    summary.traffic.push_back({.from = row.from.value,
+                               .to = row.to.value,
+                               .purpose = std::string(name(row.purpose)),
+                               .messages = row.count.messages,
+                               .bytes = row.count.bytes});
+  }
+  if (run.run().elastic) {
+    const double rank_s = totals.working_s + totals.idle_s;
+    summary.size =
+        observe::SizeSummary{.changes = totals.size_changes,
+                             .members = totals.members,
+                             .mean_ranks = run.seconds() > 0 ? rank_s / run.seconds() : 0,
+                             .working_s = totals.working_s,
+                             .idle_s = totals.idle_s,
+                             .changing_s = totals.changing_s,
+                             .losses = static_cast<std::int64_t>(run.lost().size()),
+                             .repeated_steps = totals.repeated_steps,
+                             .saved_s = totals.saved_s};
   }
   return summary;
 }
 
-Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
+Expected<Report> make_report(const std::vector<const observe::RunHistory*>& runs,
                              const cost::ModelCost& known, const GivenCosts& given,
                              const config::Config& config, int ranks) {
   observe::Summary summary;
   summary.device = config.run.device;
   std::vector<observe::RunCurves> curves;
-  for (const RunSeries* run : runs) {
+  for (const observe::RunHistory* run : runs) {
     summary.runs.push_back(summarize(*run, ranks));
-    curves.push_back({.imbalance = values_of(*run, &StepEntry::imbalance),
-                      .bubble = values_of(*run, &StepEntry::bubble)});
+    curves.push_back({.imbalance = values_of(*run, &observe::StepEntry::imbalance),
+                      .bubble = values_of(*run, &observe::StepEntry::bubble)});
   }
-  const RunSeries& last = *runs.back();
+  const observe::RunHistory& last = *runs.back();
   const observe::RunSummary& end = summary.runs.back();
   if (const auto pair = observe::compared(summary); pair && last.count() > 0) {
     DYNMO_ASSIGN(const Comparison comparison,
@@ -124,7 +137,7 @@ Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
                         end.migrate_s / end.seconds};
   }
   summary.layers_moved = end.moved_layers;
-  summary.predicted_step_time_s = median(values_of(last, &StepEntry::predicted_s));
+  summary.predicted_step_time_s = median(values_of(last, &observe::StepEntry::predicted_s));
   summary.measured_step_time_s = end.step_time_s;
   return Report{.lines = observe::report_lines(summary, curves, config.run.directory),
                 .summary = observe::summary_json(summary)};

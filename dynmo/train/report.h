@@ -16,7 +16,7 @@ namespace dynmo::train {
 
 // Step, loss, tokens/s of every run (over the last steps), imbalance, bubble, plan.
 [[nodiscard]] std::string progress_line(std::int64_t step, std::int64_t steps,
-                                        const std::vector<const RunSeries*>& runs,
+                                        const std::vector<const observe::RunHistory*>& runs,
                                         const plan::Plan& plan);
 
 struct Report {
@@ -25,7 +25,7 @@ struct Report {
 };
 // `known` gives names and bytes of the layers, `given` what they cost where that is known. The
 // first of two runs is the baseline.
-[[nodiscard]] Expected<Report> make_report(const std::vector<const RunSeries*>& runs,
+[[nodiscard]] Expected<Report> make_report(const std::vector<const observe::RunHistory*>& runs,
                                            const cost::ModelCost& known, const GivenCosts& given,
                                            const config::Config& config, int ranks);
 

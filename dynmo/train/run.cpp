@@ -65,17 +65,12 @@ Expected<void> Run::join(const std::function<void()>& taken) {
   Lane& lane = add_lane("", nullptr);
   DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
   done_.first = done_.steps = lane.group->pipeline().next_step();
-  DYNMO_ASSIGN(lane.log, open_log("", Kept::kNumbers));
-  lane.log->set_knows_all(false);  // until the others have told it
+  DYNMO_ASSIGN(lane.log, open_log("", RunLog::Keeps::kNumbers));
   DYNMO_TRY(elasticity_->join(*lane.group));
   lane.traffic->begin(*lane.group);
+  note_members();
   taken();
-  const auto start = [&]() -> Expected<void> {
-    DYNMO_TRY(share_series(lane, /*has_it=*/false));
-    lane.log->keep(done_.first);
-    return advance_all();
-  };
-  return through_losses(start());
+  return through_losses(advance_all());
 }
 
 Expected<void> Run::begin() {
@@ -130,10 +125,13 @@ RunLane Run::settings_of(const std::string& name, int number) const {
           }};
 }
 
-Expected<RunLog> Run::open_log(const std::string& name, Kept kept) const {
+Expected<RunLog> Run::open_log(const std::string& name, RunLog::Keeps keeps) const {
   const WorldRank number = elasticity_ ? WorldRank(elasticity_->self().number) : grid().rank();
-  return RunLog::open(config(), name.empty() ? "run" : name, folder_.of(name), number, done_.first,
-                      kept);
+  return RunLog::open(config(),
+                      {.name = name.empty() ? "run" : name,
+                       .replicas = static_cast<int>(config().pipeline.replicas),
+                       .elastic = elasticity_.has_value()},
+                      folder_.of(name), number, done_.first, keeps);
 }
 
 Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherModel> other) {
@@ -151,8 +149,9 @@ Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherMod
 Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
   DYNMO_ASSIGN(lane.group, open_group(lane, begin));
   // Rank 0 says at the end what was possible, from what the layers cost in every step.
-  const Kept kept = first_rank() && names().size() > 1 ? Kept::kCosts : Kept::kNumbers;
-  DYNMO_ASSIGN(lane.log, open_log(lane.name, kept));
+  const bool compared = first_rank() && names().size() > 1;
+  DYNMO_ASSIGN(lane.log,
+               open_log(lane.name, compared ? RunLog::Keeps::kCosts : RunLog::Keeps::kNumbers));
   RunLog& log = *lane.log;
   if (group_.leads && elasticity_ && elasticity_->self().number > 0) DYNMO_TRY(log.lead());
   log.start(load_trace_start(begin.first, config_of(lane)));
@@ -161,8 +160,7 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
              {"ranks", world().size()},
              {"steps", config().train.steps},
              {"micro_batches", config_of(lane).batch.micro_batches}});
-  if (elasticity_) log.series().members = elasticity_->view().size();
-  log.keep(done_.first);
+  if (elasticity_) note_members();
   lane.traffic->begin(*lane.group);
   return {};
 }
@@ -208,12 +206,11 @@ Expected<void> Run::finish(Lane& lane) {
   if (Checkpointer* checkpoints = lane.group->checkpoints()) {
     if (config().checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
     if (elasticity_) elasticity_->answer_checkpoints(*lane.group);
-    lane.log->add_checkpoints(checkpoints->totals());
   }
   const RunLog::Closed closed = lane.log->close();
   DYNMO_ASSIGN(const std::string missing, missing_records(world(), *lane.log, closed.records));
   if (!missing.empty()) say(missing);
-  DYNMO_TRY(gather_traffic(lane));
+  DYNMO_TRY(note_traffic(lane, lane.traffic->end(world(), *lane.group)));
   if (!closed.load_trace.empty()) say(closed.load_trace);
   DYNMO_ASSIGN(const auto lines,
                write_last_files(world(), *lane.group, *lane.log, config_of(lane)));
@@ -221,10 +218,14 @@ Expected<void> Run::finish(Lane& lane) {
   return {};
 }
 
-Expected<void> Run::report() const {
+Expected<void> Run::report() {
+  for (Lane& lane : lanes_) {
+    const std::string fault = lane.log->settle_history(lane.group->pipeline().next_step());
+    if (!fault.empty()) say(fault);
+  }
   DYNMO_ASSIGN(
       const Report report,
-      make_report(all_series(), lanes_.back().group->pipeline().profiler().known(),
+      make_report(histories(), lanes_.back().group->pipeline().profiler().known(),
                   inputs_of(lanes_.back()).model.given_costs, config(), grid().positions()));
   DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
   for (const std::string& line : report.lines) reporter_.line(line);

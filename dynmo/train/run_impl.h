@@ -4,6 +4,7 @@
 // A training run as one rank sees it: it begins, trains and finishes, and after a loss begins again
 // with the ranks that are left. Its functions are in run.cpp, run_steps.cpp and surviving.cpp.
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -108,6 +109,7 @@ class Run {
     std::int64_t first = 0;     // step of this group, or after a loss of what is repeated
     std::int64_t steps = 0;     // of the run
     Generation generation = 0;  // of the newest plan
+    int members = 0;            // the numbers of all ranks so far are below it
   };
   // From a loss until the run is whole again, which may take more than one recovery.
   struct Recovering {
@@ -136,6 +138,11 @@ class Run {
     group_.all = &group;
     group_.grid.emplace(group, static_cast<int>(config().pipeline.replicas));
   }
+  void note_members() {
+    for (const elastic::Member& member : elasticity_->view().members) {
+      done_.members = std::max(done_.members, member.number + 1);
+    }
+  }
   bool first_rank() const { return group_.leads; }
   void say(std::string_view text) const {
     if (first_rank()) reporter_.line(text);
@@ -148,10 +155,10 @@ class Run {
   std::vector<std::string> names() const {
     return options_.compare.empty() ? std::vector<std::string>{""} : options_.compare;
   }
-  std::vector<const RunSeries*> all_series() const {
-    std::vector<const RunSeries*> series;
-    for (const Lane& lane : lanes_) series.push_back(&lane.log->series());
-    return series;
+  std::vector<const observe::RunHistory*> histories() const {
+    std::vector<const observe::RunHistory*> all;
+    for (const Lane& lane : lanes_) all.push_back(&lane.log->history());
+    return all;
   }
   const config::Config& config_of(const Lane& lane) const {
     return lane.other ? lane.other->options.config : config();
@@ -168,7 +175,7 @@ class Run {
   RunLane settings_of(const std::string& name, int number) const;
   Lane& add_lane(const std::string& name, std::unique_ptr<const OtherModel> other);
   Expected<void> open_lane(Lane& lane, const Start& begin);
-  Expected<RunLog> open_log(const std::string& name, Kept kept) const;
+  Expected<RunLog> open_log(const std::string& name, RunLog::Keeps keeps) const;
   Expected<std::unique_ptr<GroupRun>> open_group(const Lane& lane, const Start& begin);
   Expected<void> write_config() const;
   // The ranks of the group in force, for `dynmo plan --cluster`. A run goes on without the file.
@@ -176,7 +183,7 @@ class Run {
   void say_start() const;
   Expected<void> finish();
   Expected<void> finish(Lane& lane);
-  Expected<void> report() const;
+  Expected<void> report();
 
   // run_steps.cpp: steps, and what is done between them.
   Expected<void> advance_all();
@@ -186,7 +193,6 @@ class Run {
   // Does what is due before the next step.
   Expected<void> after_step(Lane& lane, bool has_checkpoint = false);
   Expected<void> validate(Lane& lane);
-  void note_validation(Lane& lane);  // the newest
   Expected<void> checkpoint(Lane& lane, bool due);
   Expected<void> finish_checkpoint(Lane& lane);
   Expected<void> take_snapshot(Lane& lane, std::int64_t step);
@@ -199,10 +205,8 @@ class Run {
   Expected<bool> waits_for_checkpoint(Lane& lane, const elastic::SizeChange& change);
   // From one group to the next. False: this rank has left the run.
   Expected<bool> change_group(Lane& lane, const elastic::SizeChange& change);
-  // Collects the state of the run from the group that ends.
-  Expected<void> end_group(Lane& lane);
-  Expected<void> gather_traffic(Lane& lane);
-  // Messages of one plan, once it is no longer in force. Ranks get their numbers for people.
+  // Notes the messages of one plan, once it is no longer in force. Ranks get their numbers for
+  // people.
   Expected<void> note_traffic(Lane& lane, TrafficIntervals::Ended ended) const;
   // Prints and logs what has happened between two steps.
   void note_events(Lane& lane, std::int64_t step);
@@ -238,14 +242,12 @@ class Run {
   // be written.
   Expected<std::optional<std::int64_t>> keep_in_checkpoint(Lane& lane);
   Expected<bool> has_checkpoint(std::int64_t step) const;  // as the first rank sees the folder
-  // A rank that lacks what the run has done is told by those that know.
-  Expected<void> share_series(Lane& lane, bool has_it);
   Expected<void> after_step_again(Lane& lane);
   // From the newest checkpoint, or where there is none from the beginning.
   Expected<void> begin_again(Lane& lane, Generation generation);
   void note_loss(Lane& lane, const Recovering& since, const Recovery& recovery);
-  // From now on this rank speaks for the run, and knows of it what the one before knew.
-  Expected<void> lead(const Json& known);
+  // From now on this rank speaks for the run.
+  void lead();
 
   const TrainOptions& options_;
   const Reporter& reporter_;

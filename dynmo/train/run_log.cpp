@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <iterator>
+#include <set>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "dynmo/core/files.h"
@@ -36,58 +39,126 @@ observe::StepRecord record_of(const runtime::StepReport& report,
   return record;
 }
 
+dynamism::TraceLines::Device device_of(bool emulated) {
+  using Device = dynamism::TraceLines::Device;
+  return emulated ? Device::kEmulated : Device::kReal;
+}
+
+// Two events of one key are the same one, told by two ranks.
+std::string key_of(std::string_view kind, std::int64_t step, const Json& more) {
+  std::string key = fmt::format("{} {}", kind, step);
+  for (const char* which : {"lost", "ranks", "cause"}) {
+    if (more.is_object() && more.contains(which)) key += " " + more[which].dump();
+  }
+  return key;
+}
+
 }  // namespace
 
 std::int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-RunLog::RunLog(const config::Config& config, std::string name, observe::RunFolder folder, Kept kept)
-    : emulated_(emulates(config)),
-      trace_steps_(config.run.trace_steps),
+RunLog::RunLog(const config::Config& config, observe::RunHistory::Run run,
+               observe::RunFolder folder, WorldRank rank, Keeps keeps)
+    : settings_{.emulated = emulates(config),
+                .rank = rank,
+                .keeps = keeps,
+                .tokens_per_step = step_micro_batches(config) * config.batch.micro_batch_size *
+                                   config.model.shape.sequence,
+                .trace_steps = config.run.trace_steps,
+                .load_trace_every = config.run.load_trace},
       folder_(std::move(folder)),
-      series_(std::move(name), kept),
-      kept_(config.checkpoint.keep) {
-  series_.replicas = static_cast<int>(config.pipeline.replicas);
-  series_.tokens_per_step =
-      step_micro_batches(config) * config.batch.micro_batch_size * config.model.shape.sequence;
-}
+      history_(std::move(run)) {}
 
-Expected<RunLog> RunLog::open(const config::Config& config, std::string name,
+Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory::Run run,
                               observe::RunFolder folder, WorldRank rank, std::int64_t first_step,
-                              Kept kept) {
-  RunLog log(config, std::move(name), std::move(folder), kept);
-  log.rank_ = rank;
+                              Keeps keeps) {
+  RunLog log(config, std::move(run), std::move(folder), rank, keeps);
   DYNMO_TRY(make_directories(log.folder_.records()));
   using Records = observe::RecordWriterOptions;
   DYNMO_TRY(log.open_records(first_step > 0 ? Records::Start::kAppend : Records::Start::kEmpty));
   if (rank != WorldRank(0)) return log;
+  log.whole_ = first_step == 0;
   using Events = observe::EventLog;
   DYNMO_ASSIGN(log.events_,
                Events::open(log.folder_.events(),
                             first_step > 0 ? Events::Start::kAppend : Events::Start::kEmpty));
-  if (config.run.load_trace == 0) return log;
-  using Device = dynamism::TraceLines::Device;
-  DYNMO_ASSIGN(log.load_trace_, observe::LoadTraceWriter::open(
-                                    log.folder_.load_trace(first_step), config.run.load_trace,
-                                    log.emulated_ ? Device::kEmulated : Device::kReal));
+  // Those of later steps are of a run that has gone back before them.
+  for (const auto& [first, path] : observe::load_traces(log.folder_)) {
+    std::error_code fault;
+    if (first > first_step) std::filesystem::remove(path, fault);
+  }
+  if (log.settings_.load_trace_every == 0) return log;
+  DYNMO_ASSIGN(log.load_trace_, observe::LoadTraceWriter::open(log.folder_.load_trace(first_step),
+                                                               log.settings_.load_trace_every,
+                                                               device_of(log.settings_.emulated)));
   return log;
 }
 
 Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
-  DYNMO_ASSIGN(records_, observe::RecordWriter::open(folder_.records_of(rank_), {.start = start}));
+  DYNMO_ASSIGN(records_,
+               observe::RecordWriter::open(folder_.records_of(settings_.rank), {.start = start}));
   closed_ = false;
   return {};
 }
 
 Expected<void> RunLog::lead() {
+  history_ = observe::RunHistory(history_.run());
+  whole_ = false;
+  const auto written = observe::read_events(folder_.events(), observe::EventsOf::kTakeOver);
+  std::set<std::string> known;
+  if (written) {
+    for (const observe::Event& event : *written) {
+      known.insert(key_of(event.kind, event.step, event.json));
+      fold(event.kind, event.step, event.json);
+    }
+  }
   DYNMO_ASSIGN(events_,
                observe::EventLog::open(folder_.events(), observe::EventLog::Start::kAppend));
-  return {};
+  for (const Noted& each : std::exchange(noted_, {})) {
+    if (!known.contains(key_of(each.kind, each.step, each.more))) {
+      event(each.kind, each.step, each.more);
+    }
+  }
+  return written ? Expected<void>() : Expected<void>(written.error());
+}
+
+void RunLog::fold(std::string_view kind, std::int64_t step, const Json& more) {
+  try {
+    history_.add_event(kind, step, more);
+  } catch (const Json::exception&) {
+    // Another program has written the line; settle_history() names it.
+  }
+}
+
+void RunLog::event(std::string_view kind, std::int64_t step, const Json& more) {
+  if (!events_) {
+    noted_.push_back({std::string(kind), step, more});
+    return;
+  }
+  events_->add(kind, step, more);
+  fold(kind, step, more);
+}
+
+void RunLog::note_validation(const observe::RunHistory::Validation& outcome) {
+  validation_ = outcome;
+  Json more = {{"loss", outcome.loss}};
+  if (outcome.generation_loss) more["generation_loss"] = *outcome.generation_loss;
+  event("validation", outcome.step, more);
+}
+
+void RunLog::note_checkpoints(const CheckpointTotals& totals, std::int64_t step) {
+  const CheckpointTotals before = recorded_.checkpoints;
+  if (totals.written == before.written && totals.failed == before.failed) return;
+  recorded_.checkpoints = totals;
+  event("saved", step,
+        {{"written", totals.written - before.written},
+         {"failed", totals.failed - before.failed},
+         {"pause_s", totals.pause_s - before.pause_s}});
 }
 
 void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
-  if (!events_) return;
   const bool announced = report.announced != cost::Announced::kNothing;
   if (report.frozen_layers != recorded_.frozen_layers || announced) {
     recorded_.frozen_layers = report.frozen_layers;
@@ -108,13 +179,13 @@ void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipe
 
 void RunLog::write_record(const runtime::StepReport& report, const GroupRun& group) {
   observe::StepRecord record = record_of(report, group.pipeline());
-  record.rank = rank_.value;
-  record.tokens = series_.tokens_per_step;
-  record.emulated = emulated_;
+  record.rank = settings_.rank.value;
+  record.tokens = settings_.tokens_per_step;
+  record.emulated = settings_.emulated;
   const Bytes sent = group.transport().sent_bytes();
   record.sent_bytes = sent - recorded_.sent;
   recorded_.sent = sent;
-  series_.sources = record.sources;
+  if (events_) history_.set_sources(record.sources);
   if (const Checkpointer* checkpoints = group.checkpoints()) {
     const double pause_s = checkpoints->totals().pause_s;
     record.checkpoint_s = pause_s - recorded_.pause_s;
@@ -126,15 +197,17 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
 std::vector<std::string> RunLog::add(const runtime::StepReport& report, const GroupRun& group,
                                      std::int64_t begin_ns) {
   const runtime::Pipeline& pipeline = group.pipeline();
+  noted_.clear();  // the leader has written these before it began this step
   write_record(report, group);
   write_events(report, pipeline);
-  series_.add(report, pipeline.plan());
-  if (load_trace_) load_trace_->add(load_trace_step(report, pipeline));
-  if (trace_steps_ > 0) {
+  if (events_) add_to_history(report, pipeline);
+  const std::string load_fault = write_load(report, pipeline);
+  if (settings_.trace_steps > 0) {
     traces_.push_back(step_trace(report, begin_ns));
-    if (std::ssize(traces_) > trace_steps_) traces_.pop_front();
+    if (std::ssize(traces_) > settings_.trace_steps) traces_.pop_front();
   }
   std::vector<std::string> lines = moves_.add(name(), report, pipeline.plan());
+  if (!load_fault.empty()) lines.push_back(load_fault);
   if (const auto failure = records_->take_failure()) {
     lines.push_back(fmt::format("records  {}; training goes on", failure->message));
   }
@@ -150,11 +223,40 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
   }
   if (const auto slow = slow_.add(report.layers, pipeline.plan())) {
     // (Times are means over the replicas.)
-    lines.push_back(fmt::format(
-        "step {:5}  {}{} is slow: all its layers take {:.1f} x as long as before", report.step,
-        series_.replicas > 1 ? "one of " : "", pipeline.grid().name_of(slow->rank), slow->factor));
+    lines.push_back(
+        fmt::format("step {:5}  {}{} is slow: all its layers take {:.1f} x as long as before",
+                    report.step, history_.run().replicas > 1 ? "one of " : "",
+                    pipeline.grid().name_of(slow->rank), slow->factor));
   }
   return lines;
+}
+
+void RunLog::add_to_history(const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
+  observe::StepEntry entry{report, report.step, settings_.tokens_per_step};
+  if (settings_.keeps == Keeps::kCosts) {
+    entry.layers = report.layers;
+    entry.plan = pipeline.plan();
+  }
+  history_.add(std::move(entry),
+               observe::RunHistory::ranks_of(pipeline.plan(), history_.run().replicas));
+}
+
+std::string RunLog::write_load(const runtime::StepReport& report,
+                               const runtime::Pipeline& pipeline) {
+  if (!events_ || settings_.load_trace_every == 0) return "";
+  if (!load_trace_) {
+    const auto parts = observe::load_traces(folder_);
+    auto writer = observe::LoadTraceWriter::go_on(
+        parts.empty() ? folder_.load_trace(0) : parts.rbegin()->second, settings_.load_trace_every,
+        report.step, device_of(settings_.emulated));
+    if (!writer) {
+      settings_.load_trace_every = 0;
+      return fmt::format("load trace  {}; training goes on", writer.error().message);
+    }
+    load_trace_ = *std::move(writer);
+  }
+  load_trace_->add(load_trace_step(report, pipeline));
+  return "";
 }
 
 void RunLog::begin_group() {
@@ -163,34 +265,32 @@ void RunLog::begin_group() {
   moves_ = {};
   recorded_.sent = {};
   recorded_.pause_s = 0;
+  recorded_.checkpoints = {};
 }
 
-Expected<void> RunLog::roll_back(std::int64_t step) {
+Expected<void> RunLog::go_back() {
   begin_group();
   load_trace_.reset();
-  if (const RunSeries* known = kept_.roll_back(step)) {
-    const RunSeries now = std::exchange(series_, *known);
-    series_.members = now.members;
-    series_.size_changes = now.size_changes;
-    series_.changing_rank_s = now.changing_rank_s;
-    series_.traffic = now.traffic;
-    series_.losses = now.losses;
-    series_.repeated_steps = now.repeated_steps;
-    series_.checkpoints_failed = now.checkpoints_failed;
-  } else {
-    kept_.knows_all = false;
-  }
+  history_.forget_newest();
+  whole_ = false;
   return closed_ ? open_records(observe::RecordWriterOptions::Start::kAppend) : Expected<void>();
+}
+
+std::string RunLog::settle_history(std::int64_t steps) {
+  if (whole_) return "";
+  auto read = observe::read_history(folder_, history_.run(), steps);
+  if (!read) {
+    return fmt::format("summary  is of the steps since this rank leads: {}", read.error().message);
+  }
+  history_ = *std::move(read);
+  whole_ = true;
+  if (history_.count() == steps) return "";
+  return fmt::format("summary  is of {} of {} steps: the others have no record in '{}'",
+                     history_.count(), steps, folder_.records().string());
 }
 
 void RunLog::add_span(SpanKind kind, std::int64_t begin_ns) {
   if (!traces_.empty()) traces_.back().spans.push_back({kind, begin_ns, now_ns()});
-}
-
-void RunLog::add_checkpoints(const CheckpointTotals& totals) {
-  series_.checkpoints_written += totals.written;
-  series_.checkpoints_failed += totals.failed;
-  series_.sums.checkpoint_s += totals.pause_s;
 }
 
 RunLog::Closed RunLog::close() {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A run log writes what one run leaves behind, on one rank: records, series, traces, load trace. It
-// lives as long as the run, however its groups change.
+// A run log writes what one run leaves behind, on one rank: records and traces, and at the rank
+// that leads events, load trace and the history of the run. It lives as long as the run, however
+// its groups change.
 
 #include <cstdint>
 #include <deque>
@@ -21,10 +22,9 @@
 #include "dynmo/observe/load_trace_writer.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/run_history.h"
 #include "dynmo/train/generation.h"
-#include "dynmo/train/kept_series.h"
 #include "dynmo/train/move_log.h"
-#include "dynmo/train/setup/run_series.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"
@@ -33,14 +33,20 @@ namespace dynmo::train {
 
 class RunLog {
  public:
-  // `name` for people; the first step is past 0 where the run is a resumed one. `rank` names the
-  // records' file; rank 0 writes the load trace.
-  [[nodiscard]] static Expected<RunLog> open(const config::Config& config, std::string name,
-                                             observe::RunFolder folder, WorldRank rank,
-                                             std::int64_t first_step, Kept kept = Kept::kNumbers);
+  // Whether the history has the layers' times and plan of each step, which a comparison needs.
+  enum class Keeps { kNumbers, kCosts };
 
-  // Rank 0 has left the run, and this rank goes on with what it wrote: the events. (The load trace
-  // ends with rank 0.)
+  // `run.name` for people; the first step is past 0 where the run is a resumed one. `rank` names
+  // the records' file; rank 0 leads.
+  [[nodiscard]] static Expected<RunLog> open(const config::Config& config,
+                                             observe::RunHistory::Run run,
+                                             observe::RunFolder folder, WorldRank rank,
+                                             std::int64_t first_step,
+                                             Keeps keeps = Keeps::kNumbers);
+
+  // This rank leads from now on. It goes on with the events of the leader before, and adds those
+  // that this one knows of and the leader before has not written. The history knows of losses, and
+  // of all else when settle_history() has read the folder.
   [[nodiscard]] Expected<void> lead();
 
   // Records the start of the run, for its load trace.
@@ -51,27 +57,28 @@ class RunLog {
   // Returns lines for people.
   std::vector<std::string> add(const runtime::StepReport& report, const GroupRun& group,
                                std::int64_t begin_ns);
-  // On rank 0, before step `step`; see observe/event_log.h.
-  void event(std::string_view kind, std::int64_t step, const Json& more = nullptr) {
-    if (events_) events_->add(kind, step, more);
+  // Notes an event before step `step` (observe/event_log.h). All ranks call it alike: the leader
+  // writes it, and the others keep it until they know that the leader has.
+  void event(std::string_view kind, std::int64_t step, const Json& more = nullptr);
+  void note_validation(const observe::RunHistory::Validation& outcome);
+  [[nodiscard]] const std::optional<observe::RunHistory::Validation>& validation() const {
+    return validation_;
   }
+  // Notes checkpoints that were written or have failed since the call before, in this group.
+  void note_checkpoints(const CheckpointTotals& totals, std::int64_t step);
+  void add_traffic(const observe::TrafficInterval& interval) { history_.add_traffic(interval); }
   // The run goes on in another group: what compares steps of one group begins anew, and the trace
   // has that group's steps alone.
   void begin_group();
-  // From now on roll_back() may come back to what is known before step `step`, at which there is a
-  // checkpoint, or a snapshot: of these the newest two are kept.
-  void keep(std::int64_t step) { kept_.add_checkpoint(step, series_); }
-  void keep_snapshot(std::int64_t step) { kept_.add_snapshot(step, series_); }
-  // Whether the series tells of all that the run has done: not at a rank that came later, and not
-  // where roll_back() came to what this rank does not know.
-  [[nodiscard]] bool knows_all() const { return kept_.knows_all; }
-  void set_knows_all(bool knows_all) { kept_.knows_all = knows_all; }
-  // The run goes on from step `step`, which it has been at before: what was kept then, but for what
-  // tells of groups and losses. Records and events go on; the load trace ends.
-  [[nodiscard]] Expected<void> roll_back(std::int64_t step);
+  // The run goes on from another step than the one after this rank's newest. Records and events go
+  // on, and so does the load trace, from that step.
+  [[nodiscard]] Expected<void> go_back();
+  // At the end of the run, whose logs are closed: the history tells of all its `steps` steps
+  // afterwards. Reads the folder where this rank has not led them all. Returns a line for people,
+  // or "".
+  [[nodiscard]] std::string settle_history(std::int64_t steps);
   // Work of this kind has taken from `begin_ns` until now.
   void add_span(SpanKind kind, std::int64_t begin_ns);
-  void add_checkpoints(const CheckpointTotals& totals);
   // Closes the files: what of them could not be written, for people. Records tell of a run and are
   // not the run: it is done without them.
   struct Closed {
@@ -80,37 +87,58 @@ class RunLog {
   };
   [[nodiscard]] Closed close();
 
-  [[nodiscard]] const std::string& name() const { return series_.name; }
+  [[nodiscard]] const std::string& name() const { return history_.run().name; }
   [[nodiscard]] const observe::RunFolder& folder() const { return folder_; }
   // Lines that the records lack so far; final after close().
   [[nodiscard]] std::int64_t missing_records() const { return records_->missing(); }
-  [[nodiscard]] const RunSeries& series() const { return series_; }
-  [[nodiscard]] RunSeries& series() { return series_; }
+  // Requires that this rank leads.
+  [[nodiscard]] const observe::RunHistory& history() const { return history_; }
   [[nodiscard]] const std::deque<StepTrace>& traces() const { return traces_; }
 
  private:
-  RunLog(const config::Config& config, std::string name, observe::RunFolder folder, Kept kept);
+  struct Noted {
+    std::string kind;
+    std::int64_t step = 0;
+    Json more = {};
+  };
+  RunLog(const config::Config& config, observe::RunHistory::Run run, observe::RunFolder folder,
+         WorldRank rank, Keeps keeps);
   [[nodiscard]] Expected<void> open_records(observe::RecordWriterOptions::Start start);
   void write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   void write_record(const runtime::StepReport& report, const GroupRun& group);
+  void add_to_history(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
+  // Returns a line for people, or "".
+  [[nodiscard]] std::string write_load(const runtime::StepReport& report,
+                                       const runtime::Pipeline& pipeline);
+  void fold(std::string_view kind, std::int64_t step, const Json& more);
 
-  bool emulated_;
-  WorldRank rank_;  // that the records name
-  std::int64_t trace_steps_;
+  struct Settings {
+    bool emulated = false;
+    WorldRank rank;  // that the records name
+    Keeps keeps = Keeps::kNumbers;
+    std::int64_t tokens_per_step = 0;
+    std::int64_t trace_steps = 0;
+    std::int64_t load_trace_every = 0;  // 0: there is none
+  };
+
+  Settings settings_;
   observe::RunFolder folder_;
   std::unique_ptr<observe::RecordWriter> records_;
-  RunSeries series_;  // on every rank alike, but for the times of its own clock
-  KeptSeries kept_;
+  observe::RunHistory history_;
+  bool whole_ = false;        // the history has every step and event
+  std::vector<Noted> noted_;  // at a rank that does not lead, since its newest step
+  std::optional<observe::RunHistory::Validation> validation_;  // the newest
   bool closed_ = false;
   std::deque<StepTrace> traces_;
   control::SlowRankDetector slow_;
   MoveLog moves_;
-  std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none, or not rank 0
-  std::optional<observe::EventLog> events_;               // rank 0's alone
+  std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none
+  std::optional<observe::EventLog> events_;               // the leader's
   struct Recorded {
-    int frozen_layers = 0;  // as the newest event of the sources says
-    Bytes sent;             // in step records so far
-    double pause_s = 0;     // of the checkpoints'
+    int frozen_layers = 0;              // as the newest event of the sources says
+    Bytes sent;                         // in step records so far
+    double pause_s = 0;                 // of the checkpoints'
+    CheckpointTotals checkpoints = {};  // in events so far
   };
   Recorded recorded_;
 };

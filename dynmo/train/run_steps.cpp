@@ -48,7 +48,7 @@ Expected<bool> Run::advance(Lane& lane) {
   for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
   done_.steps = report.step + 1;
   DYNMO_TRY(note_traffic(lane, lane.traffic->after_step(world(), *lane.group, report)));
-  if (elasticity_) elasticity_->observe(report, *lane.group, lane.log->series());
+  if (elasticity_) elasticity_->observe(report, *lane.group, lane.log->history());
   snapshots_.observe(report.step_s);
   DYNMO_TRY(after_step(lane));
   return report.asked;
@@ -72,24 +72,15 @@ Expected<void> Run::validate(Lane& lane) {
   DYNMO_ASSIGN(const double loss, lane.group->validate());
   lane.traffic->validated();
   const std::int64_t step = lane.group->pipeline().next_step();
-  RunSeries& series = lane.log->series();
-  series.validation.emplace_back(step, loss);
+  observe::RunHistory::Validation outcome{.step = step, .loss = loss};
   const dynamism::Sources& sources = lane.group->pipeline().sources();
   if (std::ranges::any_of(sources, [](const auto& s) { return s->generates_otherwise(); })) {
     DYNMO_ASSIGN(const double generated, lane.group->validate(model::Pass::kGeneration));
     lane.traffic->validated();
-    series.generation_loss = generated;
+    outcome.generation_loss = generated;
   }
-  note_validation(lane);
+  lane.log->note_validation(outcome);
   return {};
-}
-
-void Run::note_validation(Lane& lane) {
-  const RunSeries& series = lane.log->series();
-  const auto [step, loss] = series.validation.back();
-  Json event = {{"loss", loss}};
-  if (series.generation_loss) event["generation_loss"] = *series.generation_loss;
-  lane.log->event("validation", step, event);
 }
 
 Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {
@@ -98,14 +89,14 @@ Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {
                snapshots_.take(*lane.group, elasticity_->view(), world()));
   if (!taken.line.empty()) say(taken.line);
   if (!taken.keepers.empty()) lane.traffic->copied(*lane.group, taken.keepers);
-  if (lane.group->pipeline().state().snapshot) lane.log->keep_snapshot(step);
   return {};
 }
 
 Expected<void> Run::checkpoint(Lane& lane, bool due) {
   DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return lane.group->checkpoint(due); }));
-  if (due) lane.log->event("checkpoint", lane.group->pipeline().next_step());
-  if (due && elasticity_) lane.log->keep(lane.group->pipeline().next_step());
+  const std::int64_t step = lane.group->pipeline().next_step();
+  lane.log->note_checkpoints(lane.group->checkpoints()->totals(), step);
+  if (due) lane.log->event("checkpoint", step);
   for (const std::string& note : lane.group->checkpoints()->take_notes()) say(note);
   return {};
 }
@@ -113,6 +104,7 @@ Expected<void> Run::checkpoint(Lane& lane, bool due) {
 Expected<void> Run::finish_checkpoint(Lane& lane) {
   Checkpointer* checkpoints = lane.group->checkpoints();
   DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
+  lane.log->note_checkpoints(checkpoints->totals(), lane.group->pipeline().next_step());
   for (const std::string& note : checkpoints->take_notes()) say(note);
   return {};
 }
@@ -157,15 +149,12 @@ Expected<bool> Run::waits_for_checkpoint(Lane& lane, const elastic::SizeChange& 
 }
 
 Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) {
-  DYNMO_TRY(end_group(lane));
+  DYNMO_TRY(note_traffic(lane, lane.traffic->end(world(), *lane.group)));
   group_.grid.reset();
-  const int ranks = world().size();
   const std::int64_t step = lane.group->pipeline().next_step();
-  const Json known = group_.leads ? lane.log->series().to_json() : Json();
-  DYNMO_ASSIGN(Regrouped next,
-               elasticity_->change(change, std::move(lane.group), lane.settings, known));
+  DYNMO_ASSIGN(Regrouped next, elasticity_->change(change, std::move(lane.group), lane.settings));
   lane.group = std::move(next.group);
-  if (!next.run.is_null()) DYNMO_TRY(lead(next.run));
+  if (elasticity_->leads() && !group_.leads) lead();
   note_events(lane, step);
   if (lane.group == nullptr) {  // records are no reason to end with an error
     static_cast<void>(lane.log->close());
@@ -175,23 +164,10 @@ Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) 
   lane.log->begin_group();
   snapshots_.begin_group();
   lane.traffic->begin(*lane.group);
-  RunSeries& series = lane.log->series();
-  series.add_move(next.moves.count, next.moves.layers, next.moves.bytes, next.moves.seconds);
   if (!next.done) return true;
   write_cluster();
-  series.changing_rank_s += ranks * next.pause_s;
-  ++series.size_changes;
-  for (const int number : elastic::numbers_of(elasticity_->view())) {
-    series.members = std::max(series.members, number + 1);
-  }
-  // Newcomers may have to tell of the run one day.
-  if (!change.newcomers.empty()) DYNMO_TRY(share_series(lane, /*has_it=*/true));
+  note_members();
   return true;
-}
-
-Expected<void> Run::end_group(Lane& lane) {
-  lane.log->add_checkpoints(lane.group->checkpoints()->totals());
-  return gather_traffic(lane);
 }
 
 Expected<void> Run::note_traffic(Lane& lane, TrafficIntervals::Ended ended) const {
@@ -199,26 +175,16 @@ Expected<void> Run::note_traffic(Lane& lane, TrafficIntervals::Ended ended) cons
   if (!*ended || !first_rank()) return {};
   observe::TrafficInterval interval = **std::move(ended);
   if (elasticity_) renumber(interval, elastic::numbers_of(elasticity_->view()));
+  lane.log->add_traffic(interval);
   const auto written = observe::append_traffic(lane.log->folder().traffic(), interval);
   if (!written) say(fmt::format("traffic  {}; training goes on", written.error().message));
-  return {};
-}
-
-Expected<void> Run::gather_traffic(Lane& lane) {
-  DYNMO_TRY(note_traffic(lane, lane.traffic->end(world(), *lane.group)));
-  DYNMO_ASSIGN(
-      const transport::Traffic traffic,
-      transport::gather_traffic(world(), transport::control_tag(transport::Control::kTraffic),
-                                lane.group->transport().sent()));
-  lane.log->series().add_traffic(
-      traffic, elasticity_ ? elastic::numbers_of(elasticity_->view()) : std::vector<int>());
   return {};
 }
 
 void Run::report_progress(std::int64_t step) const {
   if (!first_rank()) return;
   const runtime::Pipeline& newest = lanes_.back().group->pipeline();
-  const std::string text = progress_line(step, config().train.steps, all_series(), newest.plan()) +
+  const std::string text = progress_line(step, config().train.steps, histories(), newest.plan()) +
                            dynamism::progress(newest.sources()) +
                            (emulates(config()) ? "  EMULATED" : "");
   reporter_.progress({.done = step + 1, .steps = config().train.steps, .text = text});

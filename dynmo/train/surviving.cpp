@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <span>
 #include <utility>
@@ -79,26 +80,42 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
 
 struct Reports {
   std::vector<elastic::Report> all;
-  std::vector<std::int64_t> validated;  // by rank: the step before which it was done last
-  Generation generation = 0;            // of the newest plan
-  bool have_begun = true;               // all of them: each has a plan, layers and a log
-  bool whole = false;                   // one has found all that the run leaves
-  Losses::Counts losses;                // this one is among them
+  // The newest validation of each rank, before step -1 where there was none.
+  std::vector<observe::RunHistory::Validation> validated;
+  Generation generation = 0;  // of the newest plan
+  bool have_begun = true;     // all of them: each has a plan, layers and a log
+  bool whole = false;         // one has found all that the run leaves
+  Losses::Counts losses;      // this one is among them
 
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
   }
-  // Whether the rank has done all steps before the decision's, or lacks an update only.
-  [[nodiscard]] bool has_done(std::size_t rank, const elastic::Decision& decision) const {
-    const elastic::Report& report = all[rank];
-    return report.step >= decision.step ||
-           (decision.finish && report.gradients_complete && report.step == decision.finish->step);
-  }
-  // Whether the loss came before the rank knew the outcome of a validation that others know.
-  [[nodiscard]] bool lacks_validation(std::size_t rank, std::int64_t step) const {
-    return all[rank].step == step && validated[rank] < step && std::ranges::max(validated) >= step;
+  // Returns the outcome of a validation that others know, if the loss came before the rank did.
+  [[nodiscard]] std::optional<observe::RunHistory::Validation> lacked_validation(
+      std::size_t rank, std::int64_t step) const {
+    const auto newest = std::ranges::max(validated, {}, &observe::RunHistory::Validation::step);
+    if (all[rank].step != step || validated[rank].step >= step || newest.step < step) return {};
+    return newest;
   }
 };
+
+Json to_json(const observe::RunHistory::Validation& validation) {
+  return {
+      {"step", validation.step},
+      {"loss", validation.loss},
+      {"generation_loss", validation.generation_loss ? Json(*validation.generation_loss) : Json()}};
+}
+
+// (JSON has no NaN.)
+observe::RunHistory::Validation validation_of(const Json& json) {
+  const Json& loss = json.at("loss");
+  observe::RunHistory::Validation found{.step = json.at("step").get<std::int64_t>(),
+                                        .loss = loss.is_null() ? std::nan("") : loss.get<double>()};
+  if (const Json& other = json.at("generation_loss"); !other.is_null()) {
+    found.generation_loss = other.get<double>();
+  }
+  return found;
+}
 
 // A rank reports this in addition to its state and its log.
 struct Own {
@@ -110,16 +127,17 @@ struct Own {
 
 Expected<Reports> gather_reports(transport::Transport& group, const runtime::RankState& state,
                                  const RunLog* log, const Own& own) {
-  const bool has_validated = log != nullptr && !log->series().validation.empty();
-  const Json mine = {{"begun", log != nullptr},
-                     {"whole", own.whole},
-                     {"step", state.step},
-                     {"complete", own.complete},
-                     {"updated", state.last_exchange.has_value()},
-                     {"holds", runtime::to_json(runtime::holdings_of(state))},
-                     {"checkpoint", own.checkpoint},
-                     {"losses", own.losses},
-                     {"validated", has_validated ? log->series().validation.back().first : -1}};
+  const auto validated = log != nullptr ? log->validation() : std::nullopt;
+  const Json mine = {
+      {"begun", log != nullptr},
+      {"whole", own.whole},
+      {"step", state.step},
+      {"complete", own.complete},
+      {"updated", state.last_exchange.has_value()},
+      {"holds", runtime::to_json(runtime::holdings_of(state))},
+      {"checkpoint", own.checkpoint},
+      {"losses", own.losses},
+      {"validated", to_json(validated.value_or(observe::RunHistory::Validation{.step = -1}))}};
   const std::string origin = "what a rank has after a loss";
   DYNMO_ASSIGN(const auto values, transport::gather_json(group, tag(), mine, origin));
   Reports reports;
@@ -128,13 +146,14 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
     JsonObject object(json, origin);
     object.ignore("holds");
     object.ignore("losses");
+    object.ignore("validated");
     reports.have_begun = object.boolean("begun") && reports.have_begun;
     reports.whole = object.boolean("whole") || reports.whole;
     elastic::Report report{.step = object.integer("step"),
                            .gradients_complete = object.boolean("complete")};
     if (object.boolean("updated")) report.updated = {.step = report.step - 1};
     if (const auto at = object.integer("checkpoint"); at >= 0) report.checkpoint = at;
-    reports.validated.push_back(object.integer("validated"));
+    reports.validated.push_back(validation_of(json.at("validated")));
     losses.push_back(json.value("losses", Losses::Counts()));
     DYNMO_ASSIGN(const runtime::Holdings holdings,
                  runtime::parse_holdings(json.value("holds", Json())));
@@ -180,7 +199,7 @@ bool Run::is_whole() const {
   if (!lane.log || done_.steps != config().train.steps) return false;
   const auto summary = read_json(folder_.summary());
   if (!summary || !summary->contains("runs") || (*summary)["runs"].size() != 1) return false;
-  return (*summary)["runs"][0].value("loss_digest", "") == lane.log->series().loss_digest();
+  return (*summary)["runs"][0].value("steps", std::int64_t{0}) == config().train.steps;
 }
 
 Expected<elastic::Survival> Run::meet_survivors(const elastic::View& before, const Error& why) {
@@ -219,14 +238,12 @@ Expected<bool> Run::survive(const Error& why) {
   }
   recovery.end_phase("meet");
   enter(groups_->group());
-  const int next_member =
-      std::max(lane.log ? lane.log->series().members : 0, before.members.back().number + 1);
-  DYNMO_TRY(elasticity_->begin_again(view, std::move(led), next_member));
-  if (world().rank() == transport::Member(0) && !group_.leads) DYNMO_TRY(lead(nullptr));
+  done_.members = std::max(done_.members, before.members.back().number + 1);
+  DYNMO_TRY(elasticity_->begin_again(view, std::move(led), done_.members));
+  if (world().rank() == transport::Member(0) && !group_.leads) lead();
   snapshots_.begin_group();
   DYNMO_TRY(recover(lane, recovery));
   if (recovery.whole) return false;
-  lane.log->series().members = next_member;
   recovery.end_phase("commit");
   recovery.ms["all"] = 1e3 * seconds_since(start);
   // All that were lost since the run was whole: another loss may have ended a recovery.
@@ -314,15 +331,13 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   recovery.end_phase("regroup");
   const bool asked = lane.group->pipeline().state().asked;
   const std::size_t self = world().rank().index();
-  const bool lacks = asked && reports.lacks_validation(self, decision.step);
-  const bool has_done = reports.has_done(self, decision);
-  if (done_.steps != decision.step && has_done) DYNMO_TRY(lane.log->roll_back(decision.step));
+  if (done_.steps != decision.step) DYNMO_TRY(lane.log->go_back());
   if (done_.steps == decision.step) lane.log->begin_group();
-  DYNMO_TRY(share_series(lane, has_done && !lacks));
   done_.first = done_.steps = decision.step;
   // Where layers are those of the next step already, all of it was done.
   if (!asked) return after_step_again(lane);
-  if (lacks) note_validation(lane);
+  const auto validation = reports.lacked_validation(self, decision.step);
+  if (validation) lane.log->note_validation(*validation);
   return {};
 }
 
@@ -378,28 +393,10 @@ Expected<bool> Run::has_checkpoint(std::int64_t step) const {
   return said == Json(true);
 }
 
-Expected<void> Run::share_series(Lane& lane, bool has_it) {
-  const bool knows = has_it && lane.log->knows_all();
-  const double mine = knows ? 1 : 0;
-  DYNMO_ASSIGN(const auto all, transport::gather_numbers(world(), tag(), std::span(&mine, 1)));
-  const auto knowing = std::ranges::count_if(all, [](const auto& one) { return one.front() > 0; });
-  if (knowing == 0 || knowing == std::ssize(all)) return {};
-  RunSeries& series = lane.log->series();
-  DYNMO_ASSIGN(const Json theirs,
-               transport::first_json(world(), tag(), knows ? series.to_json() : Json(),
-                                     "what the run has done"));
-  if (knows) return {};
-  lane.log->begin_group();
-  lane.log->set_knows_all(true);
-  return series.restore(theirs);
-}
-
 // The loss may have come before all of it was done.
 Expected<void> Run::after_step_again(Lane& lane) {
   const std::int64_t step = lane.group->pipeline().next_step();
   if (step == 0) return {};
-  auto& validation = lane.log->series().validation;
-  if (!validation.empty() && validation.back().first == step) validation.pop_back();
   DYNMO_ASSIGN(const bool is_there, has_checkpoint(step));
   const std::array mine = {lane.group->checkpoints()->writes_dropped() ? 1.0 : 0.0};
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(world(), tag(), mine));
@@ -434,12 +431,11 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   if (lane.log) {
     DYNMO_ASSIGN(lane.group, open_group(lane, begin));
     lane.traffic->begin(*lane.group);
-    DYNMO_TRY(lane.log->roll_back(done_.first));
+    DYNMO_TRY(lane.log->go_back());
   } else {
     for (const std::string& note : begin.notes) say(note);
     DYNMO_TRY(open_lane(lane, begin));
   }
-  DYNMO_TRY(share_series(lane, /*has_it=*/true));
   write_cluster();
   std::error_code fault;
   if (!group_.leads || std::filesystem::exists(folder_.config(), fault)) return {};
@@ -456,9 +452,6 @@ void Run::note_loss(Lane& lane, const Recovering& since, const Recovery& recover
   }
   const std::vector<int> ranks = elastic::numbers_of(elasticity_->view());
   const std::int64_t again = recovery.reached - done_.first;
-  RunSeries& series = lane.log->series();
-  series.losses += static_cast<int>(lost.size());
-  series.repeated_steps += again;
   Json loss = {{"lost", lost}, {"why", recovery.why.message}};
   if (!spares.empty()) loss["spares"] = spares;
   lane.log->event("loss", recovery.reached, loss);
@@ -480,19 +473,14 @@ void Run::note_loss(Lane& lane, const Recovering& since, const Recovery& recover
   say_start();
 }
 
-Expected<void> Run::lead(const Json& known) {
+void Run::lead() {
   group_.leads = true;
-  if (config().run.load_trace > 0) say("the load trace has ended with the rank that led before");
   locks_.wanted = std::getenv(kLockedByLauncher) == nullptr;
-  if (!lanes_.front().log) return {};  // not begun as yet
-  RunLog& log = *lanes_.front().log;
+  if (!lanes_.front().log) return;  // not begun as yet
   // The run goes on without the file, as it does where it cannot be written later.
-  if (const auto opened = log.lead(); !opened) {
+  if (const auto opened = lanes_.front().log->lead(); !opened) {
     say(fmt::format("events   {}; training goes on", opened.error().message));
   }
-  if (known.is_null()) return {};
-  log.set_knows_all(true);
-  return log.series().restore(known);
 }
 
 }  // namespace dynmo::train

@@ -119,8 +119,8 @@ TEST(Summary, FaultsNameTheirPlace) {
   json["overhead"]["plna"] = 1;
   EXPECT_EQ(error(json), "s.json: /overhead/plna is not a known key, did you mean 'plan'?");
   json = summary_json(example());
-  json["runs"][0]["traffic"][1]["to"] = 4;
-  EXPECT_EQ(error(json), "s.json: /runs/0/traffic/1/to is 4, wanted a rank below 4");
+  json["runs"][0]["traffic"][1]["to"] = -1;
+  EXPECT_EQ(error(json), "s.json: /runs/0/traffic/1/to is -1, wanted a rank below 2147483647");
   json = summary_json(example());
   json.erase("overhead");
   EXPECT_EQ(error(json), "s.json: /overhead is missing");

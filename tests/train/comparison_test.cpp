@@ -8,6 +8,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/runtime/step_report.h"
 
 namespace dynmo::train {
 namespace {
@@ -21,6 +22,8 @@ cost::ModelCost known() {
   for (cost::LayerCost& layer : model.layers) layer.name = "layer";
   return model;
 }
+
+using observe::RunHistory;
 
 // One step of a run; the layers before `frozen` run forward only.
 runtime::StepReport step_of(std::int64_t number, int frozen, double step_s) {
@@ -36,19 +39,25 @@ runtime::StepReport step_of(std::int64_t number, int frozen, double step_s) {
   return step;
 }
 
+RunHistory history_of(const std::string& name) { return RunHistory({.name = name}); }
+
+void add(RunHistory& history, const runtime::StepReport& report, const plan::Plan& plan) {
+  history.add({report, report.step, /*tokens=*/100, report.layers, plan},
+              RunHistory::ranks_of(plan, 1));
+}
+
 // Steps of a run under one plan.
-RunSeries run(const std::string& name, const plan::Plan& plan, int frozen, int steps,
-              double step_s) {
-  RunSeries series(name, Kept::kCosts);
-  series.tokens_per_step = 100;
-  for (int i = 0; i < steps; ++i) series.add(step_of(i, frozen, step_s), plan);
+RunHistory run(const std::string& name, const plan::Plan& plan, int frozen, int steps,
+               double step_s) {
+  RunHistory series = history_of(name);
+  for (int i = 0; i < steps; ++i) add(series, step_of(i, frozen, step_s), plan);
   return series;
 }
 
 TEST(Comparison, SpeedupIsThatOfTokensASecond) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
-  const RunSeries slow = run("static", plan, 4, 10, 0.3);
-  const RunSeries fast = run("balanced", plan, 4, 10, 0.2);
+  const RunHistory slow = run("static", plan, 4, 10, 0.3);
+  const RunHistory fast = run("balanced", plan, 4, 10, 0.2);
   const auto compared = compare(slow, fast, known(), kMicroBatches, 1, kRanks);
   ASSERT_TRUE(compared.has_value()) << compared.error().message;
   EXPECT_NEAR(compared->speedup, 1.5, 1e-12);
@@ -56,7 +65,7 @@ TEST(Comparison, SpeedupIsThatOfTokensASecond) {
 
 TEST(Comparison, BestIsTheSimulatedOptimumOverAllCuts) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
-  const RunSeries series = run("static", plan, 4, 6, 0.3);
+  const RunHistory series = run("static", plan, 4, 6, 0.3);
   const auto compared = compare(series, series, known(), kMicroBatches, 1, kRanks);
   ASSERT_TRUE(compared.has_value()) << compared.error().message;
   // Brute force over the seven cuts with the same costs.
@@ -86,8 +95,7 @@ TEST(Comparison, OfGivenCostsItHasNoNoiseInIt) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
   constexpr int kSteps = 6;
   Rng rng(11);
-  RunSeries series("static", Kept::kCosts);
-  series.tokens_per_step = 100;
+  RunHistory series = history_of("static");
   for (int i = 0; i < kSteps; ++i) {
     runtime::StepReport step = step_of(i, 0, 0.3);
     for (cost::LayerSample& layer : step.layers) {
@@ -96,7 +104,7 @@ TEST(Comparison, OfGivenCostsItHasNoNoiseInIt) {
       layer.time.input_gradient_s *= factor;
       layer.time.weight_gradient_s *= factor;
     }
-    series.add(step, plan);
+    add(series, step, plan);
   }
   // Layers 4 to 7 fall to half before step 3.
   const GivenCosts given = [](std::int64_t step) {
@@ -124,12 +132,11 @@ TEST(Comparison, OfGivenCostsItHasNoNoiseInIt) {
   }
   // The balanced run moves a layer before step 4.
   const auto moved = plan::make_plan({3, 5}, schedule::ScheduleKind::k1F1B);
-  RunSeries balanced("balanced", Kept::kCosts);
-  balanced.tokens_per_step = 100;
+  RunHistory balanced = history_of("balanced");
   double cuts_s = 0;
   for (int i = 0; i < kSteps; ++i) {
     const plan::Plan& now = i < 4 ? plan : moved;
-    balanced.add(step_of(i, 0, 0.2), now);
+    add(balanced, step_of(i, 0, 0.2), now);
     cuts_s += plan::evaluate(now, given(i), cluster, kMicroBatches)->step_time_s;
   }
   const auto compared = compare(series, balanced, known(), kMicroBatches, 1, kRanks, given);
@@ -147,12 +154,11 @@ TEST(Comparison, OfTooManyCutsItIsABound) {
   constexpr int kMany = 64;
   const auto plan =
       plan::make_plan(std::vector<int>(16, kMany / 16), schedule::ScheduleKind::k1F1B);
-  RunSeries series("static", Kept::kCosts);
-  series.tokens_per_step = 100;
+  RunHistory series = history_of("static");
   for (int i = 0; i < 3; ++i) {
     runtime::StepReport step = step_of(i, 0, 0.3);
     step.layers.assign(kMany, {.time = {1e-3, 1e-3, 1e-3}, .update_s = 0, .stash_bytes = {}});
-    series.add(step, plan);
+    add(series, step, plan);
   }
   cost::ModelCost model{std::vector<cost::LayerCost>(kMany)};
   for (cost::LayerCost& layer : model.layers) layer.name = "layer";
@@ -165,7 +171,7 @@ TEST(Comparison, OfTooManyCutsItIsABound) {
 
 TEST(Comparison, PredictionErrorCountsFromTheFirstMove) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
-  RunSeries series("balanced");
+  RunHistory series = history_of("balanced");
   const std::vector<double> predicted = {0.1, 0.9, 0.8, 1.0};
   for (std::size_t i = 0; i < 4; ++i) {
     runtime::StepReport step = step_of(static_cast<std::int64_t>(i), 0, 1.0);
@@ -174,7 +180,7 @@ TEST(Comparison, PredictionErrorCountsFromTheFirstMove) {
       step.moved_layers = 1;
       step.migrate_s = 0.1;  // 0.9 without the move: predicted exactly
     }
-    series.add(step, plan);
+    add(series, step, plan);
   }
   const PredictionError error = prediction_error(series);
   EXPECT_EQ(error.steps, 3);
@@ -182,28 +188,28 @@ TEST(Comparison, PredictionErrorCountsFromTheFirstMove) {
   EXPECT_NEAR(error.median, 0.0, 1e-12);
 }
 
-TEST(RunSeries, LossDigestSeesOneBit) {
+TEST(RunHistory, LossDigestSeesOneBit) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
-  const RunSeries a = run("a", plan, 0, 4, 1.0);
-  RunSeries b = run("b", plan, 0, 3, 1.0);
-  RunSeries c = run("c", plan, 0, 3, 1.0);
+  const RunHistory a = run("a", plan, 0, 4, 1.0);
+  RunHistory b = run("b", plan, 0, 3, 1.0);
+  RunHistory c = run("c", plan, 0, 3, 1.0);
   runtime::StepReport last = step_of(3, 0, 1.0);
-  b.add(last, plan);
+  add(b, last, plan);
   last.loss = std::nextafter(last.loss, 10);
-  c.add(last, plan);
+  add(c, last, plan);
   EXPECT_EQ(a.loss_digest(), b.loss_digest());
   EXPECT_NE(a.loss_digest(), c.loss_digest());
 }
 
-TEST(RunSeries, OfALongRunStaysBounded) {
+TEST(RunHistory, OfALongRunStaysBounded) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
-  constexpr int kSteps = 3 * static_cast<int>(RunSeries::kMaxSample);
-  const RunSeries series = run("long", plan, 0, kSteps, 0.5);
+  constexpr int kSteps = 3 * static_cast<int>(RunHistory::kMaxSample);
+  const RunHistory series = run("long", plan, 0, kSteps, 0.5);
   EXPECT_EQ(series.count(), kSteps);
   EXPECT_NEAR(series.seconds(), 0.5 * kSteps, 1e-6);
-  EXPECT_EQ(series.newest().size(), RunSeries::kMaxNewest);
+  EXPECT_EQ(series.newest().size(), RunHistory::kMaxNewest);
   EXPECT_EQ(series.newest().back().step, kSteps - 1);
-  EXPECT_LE(series.sample().size(), RunSeries::kMaxSample);
+  EXPECT_LE(series.sample().size(), RunHistory::kMaxSample);
   for (std::size_t i = 0; i < series.sample().size(); ++i) {
     ASSERT_EQ(series.sample()[i].step, static_cast<std::int64_t>(4 * i));
   }

@@ -151,7 +151,8 @@ Expected<void> ElasticRun::join(Thread& thread) {
   if (!admitted.place) return make_error(ErrorCode::kInternal, "no place: {}", admitted.text);
   const elastic::Place& place = *admitted.place;
   check_context().rank = place.rank.value;
-  DYNMO_TRY(thread.groups->enter(place.generation, place.size, place.rank, Origin::kChange));
+  DYNMO_TRY(thread.groups->enter(place.generation, place.size, place.rank, Origin::kChange,
+                                 place.numbers));
   if (thread.fails_at) {
     thread.groups->fail_at(*thread.fails_at, [&thread] { return thread.joined.load(); });
   }
@@ -422,12 +423,10 @@ std::map<std::int64_t, std::set<double>> validations_of(const observe::RunFolder
 }
 
 void expect_as_twin_after_losses(const std::filesystem::path& run,
-                                 const std::filesystem::path& twin, int unfinished, Summed summed) {
+                                 const std::filesystem::path& twin, int unfinished) {
   const observe::RunFolder mine(run);
   const observe::RunFolder theirs(twin);
-  if (summed == Summed::kAll) {
-    EXPECT_EQ(loss_digest(mine), loss_digest(theirs));
-  }
+  EXPECT_EQ(loss_digest(mine), loss_digest(theirs));
   const std::vector<Row> wanted = rows_of(theirs.records_of(WorldRank(0)));
   ASSERT_FALSE(wanted.empty());
   std::set<std::int64_t> steps;

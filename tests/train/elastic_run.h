@@ -139,12 +139,9 @@ void expect_as_twin(const std::filesystem::path& run, const std::filesystem::pat
                     int changes);
 
 // The same of a run that has lost ranks: steps may have run again, and of checkpoints that were
-// being written at a loss at most `unfinished` are missing. A run that was resumed sums up what
-// came then.
-enum class Summed { kAll, kSinceResumed };
+// being written at a loss at most `unfinished` are missing.
 void expect_as_twin_after_losses(const std::filesystem::path& run,
-                                 const std::filesystem::path& twin, int unfinished,
-                                 Summed summed = Summed::kAll);
+                                 const std::filesystem::path& twin, int unfinished);
 
 // Writes a token shard of 4000 drawn tokens.
 void write_tokens(const std::filesystem::path& prefix, int vocabulary);

@@ -290,20 +290,18 @@ class Cells {
     ++ran_;
     if (outcome.acted < std::ssize(all)) ++passed_by_;
     EXPECT_TRUE(outcome.unexpected.empty()) << outcome.unexpected;
-    Summed summed = Summed::kAll;
     if (!outcome.went_on && outcome.unexpected.empty()) {
       const auto found = checkpoint::list_checkpoints(folder / "checkpoints");
       TrainOptions again = options;
       again.resume = found && !found->empty();
       again.overwrite = !again.resume;
-      if (again.resume) summed = Summed::kSinceResumed;
       const auto done = train_twin(again, scenario_.replicas > 1 ? scenario_.replicas : 2);
       EXPECT_TRUE(done) << "resumed: " << done.error().message;
       ++resumed_;
     }
     const bool loses =
         is_lethal(cell.kind) || cell.kind == Kind::kSleep || scenario_.first.has_value();
-    expect_as_twin_after_losses(folder, twin_, loses ? 2 : 0, summed);
+    expect_as_twin_after_losses(folder, twin_, loses ? 2 : 0);
     if (::testing::Test::HasFailure()) ADD_FAILURE() << cell.text() << "\n" << outcome.story;
   }
 

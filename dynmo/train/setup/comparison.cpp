@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "dynmo/control/profiler.h"
 #include "dynmo/core/digest.h"
 #include "dynmo/core/median.h"
 #include "dynmo/dynamism/freezing/schedule.h"
@@ -17,7 +18,7 @@ namespace dynmo::train {
 namespace {
 
 // Costs of one step as measured in it; of a step of several rounds, one round's.
-cost::ModelCost costs_of(const StepEntry& step, const cost::ModelCost& known, int rounds) {
+cost::ModelCost costs_of(const observe::StepEntry& step, const cost::ModelCost& known, int rounds) {
   control::Profiler profiler(known, 1);
   profiler.add(step.layers, plan::owners(step.plan));
   cost::ModelCost costs = *profiler.costs(step.frozen_layers);
@@ -45,9 +46,9 @@ bool one_stage_a_rank(schedule::ScheduleKind kind) {
 
 }  // namespace
 
-PredictionError prediction_error(const RunSeries& run) {
+PredictionError prediction_error(const observe::RunHistory& run) {
   std::vector<double> errors;
-  for (const StepEntry& step : run.sample()) {
+  for (const observe::StepEntry& step : run.sample()) {
     if (step.step < run.first_move() || step.predicted_s <= 0) continue;
     const double measured = step.step_s - observe::balancing_s(step);
     errors.push_back(std::abs(step.predicted_s - measured) / measured);
@@ -59,20 +60,21 @@ PredictionError prediction_error(const RunSeries& run) {
   return result;
 }
 
-Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
-                             const cost::ModelCost& known, int micro_batches, int accumulation,
-                             int ranks, const GivenCosts& given) {
+Expected<Comparison> compare(const observe::RunHistory& baseline,
+                             const observe::RunHistory& balanced, const cost::ModelCost& known,
+                             int micro_batches, int accumulation, int ranks,
+                             const GivenCosts& given) {
   Comparison comparison{.speedup = balanced.tokens_per_s() / baseline.tokens_per_s()};
   const cost::Cluster cluster = cost::equal_ranks(ranks);
   double baseline_s = 0;
   double best_s = 0;
   double balanced_s = 0;
-  const auto costs_in = [&](const StepEntry& step) {
+  const auto costs_in = [&](const observe::StepEntry& step) {
     return given ? given(step.step) : costs_of(step, known, accumulation);
   };
   const std::size_t steps = std::min(baseline.sample().size(), balanced.sample().size());
   for (std::size_t i = 0; i < steps; ++i) {
-    const StepEntry& step = baseline.sample()[i];
+    const observe::StepEntry& step = baseline.sample()[i];
     DYNMO_ASSIGN(const plan::Evaluation evaluation,
                  plan::evaluate(step.plan, costs_in(step), cluster, micro_batches));
     baseline_s += evaluation.step_time_s;

@@ -9,8 +9,8 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/observe/run_history.h"
 #include "dynmo/observe/summary.h"
-#include "dynmo/train/setup/run_series.h"
 
 namespace dynmo::train {
 
@@ -19,7 +19,7 @@ struct PredictionError {
   double median = 0;  // of |predicted - measured| / measured; measured without the balancing itself
   double worst = 0;
 };
-[[nodiscard]] PredictionError prediction_error(const RunSeries& run);
+[[nodiscard]] PredictionError prediction_error(const observe::RunHistory& run);
 
 struct Comparison {
   double speedup = 0;  // tokens/s of `balanced` / `baseline`
@@ -42,12 +42,13 @@ using GivenCosts = std::function<cost::ModelCost(std::int64_t step)>;
 // where all ranks are busy, whatever the cut. `known` gives names and bytes; `ranks` are those of
 // one replica. Both with the costs `given`, where there are some: the best cut of every measured
 // step gains from its noise, too, which no balancer can.
-[[nodiscard]] Expected<Comparison> compare(const RunSeries& baseline, const RunSeries& balanced,
+[[nodiscard]] Expected<Comparison> compare(const observe::RunHistory& baseline,
+                                           const observe::RunHistory& balanced,
                                            const cost::ModelCost& known, int micro_batches,
                                            int accumulation, int ranks,
                                            const GivenCosts& given = {});
 
 // Fields of "dynmo-summary-1" of one run; `ranks` of one replica.
-[[nodiscard]] observe::RunSummary summarize(const RunSeries& run, int ranks);
+[[nodiscard]] observe::RunSummary summarize(const observe::RunHistory& run, int ranks);
 
 }  // namespace dynmo::train

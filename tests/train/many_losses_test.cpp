@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run loses one rank after the other, the leader among them, and others join. What it leaves
+// behind tells of the whole run.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <sstream>
+
+#include "dynmo/core/files.h"
+#include "dynmo/core/json.h"
+#include "dynmo/dynamism/load_log.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/run_history.h"
+#include "dynmo/observe/summary.h"
+#include "tests/support/samples.h"
+#include "tests/support/temp_folder.h"
+#include "tests/train/elastic_run.h"
+
+namespace dynmo::train::testing {
+namespace {
+
+constexpr int kVocabulary = 61;
+constexpr int kRanks = 4;
+constexpr int kStepsBetween = 3;
+
+int losses_to_see() {
+  return std::getenv("DYNMO_SAMPLES") != nullptr && draws_all_samples() ? 40 : 8;
+}
+
+TrainOptions options_of(const std::filesystem::path& folder, int steps) {
+  TrainOptions options;
+  const std::string text = fmt::format(
+      "[model]\nhidden = 16\nblocks = 4\nheads = 2\nkv_heads = 2\nintermediate = 24\nsequence = 8\n"
+      "[data]\npath = '{0}'\nvalidation_path = '{0}'\nvocabulary = {1}\n"
+      "[batch]\nmicro_batches = 4\nmicro_batch_size = 1\n"
+      "[train]\nsteps = {2}\nvalidation_every = 10\nvalidation_steps = 1\n"
+      "[checkpoint]\nevery = 10\nkeep = 1000\n[run]\nload_trace = 1\n"
+      "[elastic]\nenabled = true\nsnapshot_cost = 0.2\n",
+      (folder / "tokens").string(), kVocabulary, steps);
+  const auto applied = apply_text(options.config, text, "the test");
+  EXPECT_TRUE(applied) << applied.error().message;
+  options.config.run.directory = (folder / "run").string();
+  return options;
+}
+
+// Between two steps: has the next rank lost once all are there, in turn the leader and the last.
+class Hunter {
+ public:
+  explicit Hunter(int losses) : left_(losses) {}
+
+  void watch(HubGroups& groups) {
+    const int number = static_cast<int>(groups.self().id.value) - 1;
+    ++started_;
+    groups.watch({.at = [this, number, &groups](Moment moment) {
+      if (moment != Moment::kAsks) return;
+      {
+        const std::lock_guard lock(mutex_);
+        if (!lost_.contains(number)) train_.insert(number);
+      }
+      if (victim_ == number) {
+        victim_ = -1;
+        groups.expect_loss();
+        groups.die("it was killed");
+      }
+    }});
+  }
+  void between(ElasticRun& run) {
+    if (++calls_ < kStepsBetween || victim_ >= 0 || left_ == 0) return;
+    calls_ = 0;
+    std::unique_lock lock(mutex_);
+    const auto waiting = started_ - std::ssize(train_) - std::ssize(lost_);
+    if (waiting == 0 && std::ssize(train_) < kRanks) {
+      lock.unlock();
+      return run.add_newcomer();
+    }
+    if (waiting > 0) return;
+    const int victim = left_-- % 2 == 0 ? *train_.begin() : *train_.rbegin();
+    train_.erase(victim);
+    lost_.insert(victim);
+    victim_ = victim;
+  }
+  [[nodiscard]] const std::set<int>& lost() const { return lost_; }
+
+ private:
+  int left_;
+  int calls_ = 0;
+  std::int64_t started_ = 0;
+  std::mutex mutex_;     // guards the next two
+  std::set<int> train_;  // those that do
+  std::set<int> lost_;
+  std::atomic<int> victim_{-1};
+};
+
+TEST(ManyLosses, TheSummaryTellsOfTheWholeRunWhoeverLed) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens", kVocabulary);
+  const int losses = losses_to_see();
+  const int steps = 6 * kStepsBetween * losses + 20;
+  const TrainOptions options = options_of(folder.path(), steps);
+  TrainOptions twin = options;
+  twin.config.run.directory = (folder.path() / "twin").string();
+  twin.config.balance.enabled = false;
+  const auto trained = train_twin(twin, 2);
+  ASSERT_TRUE(trained) << trained.error().message;
+
+  Hunter hunter(losses);
+  ElasticCase what{.options = options, .ranks = kRanks};
+  what.watch = [&](HubGroups& groups) { hunter.watch(groups); };
+  what.between = [&](std::int64_t, ElasticRun& run) { hunter.between(run); };
+  ElasticRun run(what);
+  const auto done = run.run();
+  ASSERT_TRUE(done) << done.error().message;
+  ASSERT_EQ(std::ssize(hunter.lost()), losses) << run.story();
+  const observe::RunFolder own(options.config.run.directory);
+  expect_as_twin_after_losses(own.root(), twin.config.run.directory, losses);
+
+  const auto summary = observe::read_summary(own.summary());
+  ASSERT_TRUE(summary) << summary.error().message;
+  const observe::RunSummary& whole = summary->runs.at(0);
+  EXPECT_EQ(whole.steps, steps);
+  ASSERT_TRUE(whole.size);
+  EXPECT_EQ(whole.size->losses, losses) << run.story();
+  EXPECT_EQ(whole.validation_step, steps);
+  // Each line names the rank that was lost.
+  for (const int lost : hunter.lost()) {
+    EXPECT_NE(run.story().find(fmt::format("rank {} was lost", lost)), std::string::npos)
+        << "rank " << lost << "\n"
+        << run.story();
+  }
+  EXPECT_EQ(run.story().find("summary  is of"), std::string::npos) << run.story();
+
+  // The load trace goes on with whoever leads; of a step under way at a loss it may have no line.
+  const auto load = dynamism::read_trace(own.load_trace(0));
+  ASSERT_TRUE(load) << load.error().message;
+  const std::vector<std::int64_t> recorded = (*load)->recorded_steps();
+  EXPECT_LE(recorded.front(), 1);
+  EXPECT_EQ(recorded.back(), steps - 1);
+  EXPECT_GE(std::ssize(recorded) + 2 * losses, steps);
+}
+
+// A run that is resumed sums up what came before, too.
+TEST(ManyLosses, TheSummaryOfAResumedRunIsOfTheWhole) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens", kVocabulary);
+  TrainOptions whole = options_of(folder.path(), 30);
+  whole.config.elastic.enabled = false;
+  ASSERT_TRUE(train_twin(whole, 2));
+  TrainOptions parts = whole;
+  parts.config.run.directory = (folder.path() / "parts").string();
+  ASSERT_TRUE(train_twin(parts, 2));
+  const observe::RunFolder own(parts.config.run.directory);
+  std::filesystem::remove_all(own.checkpoints() / "step-00000030");  // it was killed before
+  parts.resume = true;
+  ASSERT_TRUE(train_twin(parts, 1));
+  const auto one = observe::read_summary(observe::RunFolder(whole.config.run.directory).summary());
+  const auto two = observe::read_summary(own.summary());
+  ASSERT_TRUE(one) << one.error().message;
+  ASSERT_TRUE(two) << two.error().message;
+  const observe::RunSummary& wanted = one->runs.at(0);
+  const observe::RunSummary& found = two->runs.at(0);
+  EXPECT_EQ(found.steps, 30);
+  EXPECT_EQ(found.loss_digest, wanted.loss_digest);
+  EXPECT_EQ(found.loss_first, wanted.loss_first);
+  EXPECT_EQ(found.validation_loss, wanted.validation_loss);
+  EXPECT_GT(found.checkpoints_written, wanted.checkpoints_written);
+  EXPECT_GE(found.seconds, 30 * 1e-6);
+}
+
+}  // namespace
+}  // namespace dynmo::train::testing
