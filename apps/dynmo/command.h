@@ -7,8 +7,10 @@
 
 #include <CLI/App.hpp>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "dynmo/core/expected.h"
 
@@ -23,6 +25,17 @@ template <typename Flags, typename Run>
 void run_when_parsed(CLI::App* command, Command& chosen, std::shared_ptr<Flags> flags, Run run) {
   command->callback([flags, run, &chosen] { chosen = [flags, run] { return run(*flags); }; });
 }
+
+// A flag and what it acts with.
+struct FlagUse {
+  std::string_view flag;
+  bool given = false;
+  bool acts = false;
+  std::string_view wanted;  // "--join RUN"
+};
+
+// Returns kBadInput for the first flag that is given and has no effect beside the others.
+[[nodiscard]] Expected<void> check_flags(std::initializer_list<FlagUse> flags);
 
 // A check for options of unsigned numbers: CLI11 reads -1 as the largest.
 inline std::string not_negative(const std::string& text) {

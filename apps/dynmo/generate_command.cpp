@@ -100,15 +100,24 @@ Expected<int> continue_tokens(const weights::TrainedModel& model,
   return 0;
 }
 
+Expected<void> check_drawing(const GenerateFlags& flags) {
+  const weights::Sampling greedy;
+  const bool draws = flags.sampling.temperature != 0;
+  constexpr std::string_view kDraws = "a --temperature above 0";
+  return check_flags({
+      {"--top-p", flags.sampling.top_p != greedy.top_p, draws, kDraws},
+      {"--seed", flags.sampling.seed != greedy.seed, draws, kDraws},
+      {"--tokenizer", !flags.tokenizer.empty(), flags.prompt.has_value(), "--prompt"},
+      {"--scores", !flags.scores.empty(), flags.prompt_tokens.has_value(), "--prompt-tokens"},
+  });
+}
+
 Expected<int> run_generate(const GenerateFlags& flags) {
   if (flags.prompt.has_value() == flags.prompt_tokens.has_value()) {
     return make_error(ErrorCode::kBadInput,
                       "wanted one of --prompt TEXT and --prompt-tokens 1,2,...");
   }
-  if (!flags.scores.empty() && flags.prompt) {
-    return make_error(ErrorCode::kBadInput,
-                      "--scores with --prompt: wanted --prompt-tokens 1,2,... with it");
-  }
+  DYNMO_TRY(check_drawing(flags));
   std::vector<std::int64_t> tokens;
   if (flags.prompt_tokens) {
     DYNMO_ASSIGN(tokens, parse_tokens(*flags.prompt_tokens));

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/config/config.h"
 #include "dynmo/core/units.h"
@@ -203,6 +204,9 @@ Expected<plan::Question> read_question(const PlanFlags& given) {
   DYNMO_TRY(check_sources(flags));
   DYNMO_TRY(check_numbers(flags));
   DYNMO_ASSIGN(const config::Config config, take_config(flags));
+  DYNMO_TRY(check_flags(
+      {{"--head-room", flags.head_room.has_value(), flags.memory || flags.cluster || flags.device,
+        "--memory, --cluster or --device"}}));
   plan::Question question;
   DYNMO_ASSIGN(question.balancer, plan::parse_balancer(flags.balancer.value_or(kBalancer)));
   if (const std::string schedule = flags.schedule.value_or(kSchedule); schedule != "auto") {

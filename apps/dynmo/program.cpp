@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -102,8 +103,26 @@ std::string explain_value(const std::string& text) {
     if (number.ends_with('.')) number.pop_back();
     return number;
   };
-  return fmt::format("{} is '{}', wanted {} to {}", text.substr(0, colon), given,
-                     plain(bounds.substr(0, to)), plain(bounds.substr(to + 4)));
+  const std::string least = plain(bounds.substr(0, to));
+  const std::string most = plain(bounds.substr(to + 4));
+  constexpr std::size_t kNoLimit = 20;  // digits: the largest number there is
+  return fmt::format(
+      "{} is '{}', wanted {}", text.substr(0, colon), given,
+      most.size() >= kNoLimit ? least + " or more" : fmt::format("{} to {}", least, most));
+}
+
+// Explains a word that no flag stands before.
+std::string explain_word(const CLI::App& command, const std::string& given,
+                         const std::vector<std::string>& known) {
+  const bool has_commands = !command.get_subcommands([](const CLI::App*) { return true; }).empty();
+  if (has_commands) {
+    return fmt::format("'{}' is not known here{}", given,
+                       suggestion(given, names_of_commands(command)));
+  }
+  if (given.ends_with(".toml") && std::ranges::find(known, "--config") != known.end()) {
+    return fmt::format("'{0}' is a word without a flag: a config is given by --config {0}", given);
+  }
+  return fmt::format("'{}' is one word too many: no flag before it takes it", given);
 }
 
 // Explains a parse error to a person. CLI11 reports a missing subcommand or flag before a misspelt
@@ -130,13 +149,20 @@ std::string explain(const CLI::App& app, const CLI::ParseError& fault,
   }
   if (unknown.empty()) return text;
   const std::string given = unknown.front().substr(0, unknown.front().find('='));
+  // Flags of config keys, which are many and hidden, are named only where one is close.
+  std::vector<std::string> all = known;
   for (const CLI::Option* option : last->get_options()) {
-    // The flags of config keys, which are many and hidden, only where one seems to be meant.
-    const bool hidden = option->get_group().empty() && given.find('.') == std::string::npos;
-    if (hidden || option->get_lnames().empty()) continue;
-    known.push_back("--" + option->get_lnames().front());
+    if (option->get_lnames().empty()) continue;
+    all.push_back("--" + option->get_lnames().front());
+    if (!option->get_group().empty()) known.push_back(all.back());
   }
-  return fmt::format("'{}' is not known here{}", given, suggestion(given, known));
+  const bool is_key = given.find('.') != std::string::npos;
+  const std::string near = did_you_mean(given, is_key ? all : known);
+  if (!near.empty() || given.starts_with('-')) {
+    return fmt::format("'{}' is not known here{}", given,
+                       near.empty() ? suggestion(given, known) : near);
+  }
+  return explain_word(*last, given, known);
 }
 
 // Output to a pipe, a file or a full disk is known to be written only now.
@@ -213,6 +239,15 @@ constexpr std::size_t kLastLine = std::size_t{1} << 20;
 }
 
 }  // namespace
+
+Expected<void> check_flags(std::initializer_list<FlagUse> flags) {
+  for (const FlagUse& use : flags) {
+    if (!use.given || use.acts) continue;
+    return make_error(ErrorCode::kBadInput, "{0} does nothing here: wanted {1} with it, or no {0}",
+                      use.flag, use.wanted);
+  }
+  return {};
+}
 
 int run_program(int argc, char** argv,
                 const std::function<void(CLI::App&, Command&)>& add_commands) {

@@ -71,6 +71,8 @@ class PolicyProgress {
 Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
                                        const SimulateFlags& flags) {
   DYNMO_ASSIGN(const scenario::Job job, scenario::make_job(asked));
+  const std::string idle = scenario::idle_source(asked);
+  if (!idle.empty()) print_note("{}", idle);
   if (!flags.load_trace.empty()) {
     DYNMO_TRY(dynamism::record(*job.load, asked.training.steps, asked.training.sample_every,
                                flags.load_trace));
@@ -86,9 +88,8 @@ Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
 }
 
 Expected<int> run_simulate(const SimulateFlags& flags) {
-  DYNMO_ASSIGN(scenario::Scenario asked, scenario::read_scenario(flags.scenario, flags.settings));
-  if (!flags.compare.empty()) asked.policy.compare = flags.compare;
-  DYNMO_TRY(scenario::validate(asked));
+  DYNMO_ASSIGN(const scenario::Scenario asked,
+               scenario::read_scenario(flags.scenario, flags.settings, flags.compare));
   DYNMO_ASSIGN(const scenario::Comparison comparison, compare(asked, flags));
   if (!flags.trace.empty()) {
     DYNMO_TRY(write_file_durably(flags.trace, observe::trace_json(scenario::trace_of(comparison))));

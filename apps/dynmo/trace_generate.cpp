@@ -13,6 +13,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -49,6 +50,7 @@ struct GenFlags {
   std::optional<double> lasting_cv;
   double autocorrelation = 0.9;
   std::uint64_t seed = 1;
+  std::set<std::string> given;  // names of the flags that were given
 };
 
 Expected<std::uint64_t> whole(std::string_view flag, double share, double possible) {
@@ -244,7 +246,27 @@ Expected<tensor::CostsRequest> costs_request(const GenFlags& flags) {
   return request;
 }
 
+// Refuses features of another kind of file, and those that --like has.
+Expected<void> check_kind(const GenFlags& flags) {
+  const bool alike = !flags.like.empty();
+  const auto check = [&](std::initializer_list<std::string_view> names, bool acts,
+                         std::string_view wanted) -> Expected<void> {
+    for (const std::string_view name : names) {
+      DYNMO_TRY(check_flags({{name, flags.given.contains(std::string(name)), acts, wanted}}));
+    }
+    return {};
+  };
+  DYNMO_TRY(check({"--density", "--fiber-density", "--slice-density", "--fibers-cv", "--entries-cv",
+                   "--fibers-imbalance", "--entries-imbalance"},
+                  !alike && !flags.counts && !flags.costs, "no --counts, --costs or --like"));
+  DYNMO_TRY(check({"--step-s"}, flags.costs && !alike, "--costs and no --like"));
+  DYNMO_TRY(check({"--tokens"}, flags.counts && !alike, "--counts and no --like"));
+  return check({"--cv", "--lasting-cv", "--autocorrelation"},
+               (flags.counts || flags.costs) && !alike, "--counts or --costs and no --like");
+}
+
 Expected<int> run_gen(const GenFlags& flags) {
+  DYNMO_TRY(check_kind(flags));
   // Both say what is wrong before a file is made.
   std::optional<tensor::CountsRequest> counts;
   std::optional<tensor::CostsRequest> costs;
@@ -331,7 +353,12 @@ void add_gen_command(CLI::App& trace, Command& chosen) {
          "With --counts, --costs: of one in a step and the next")
       ->capture_default_str();
   option("--seed", flags->seed, "Another seed, other draws")->capture_default_str();
-  run_when_parsed(gen, chosen, flags, run_gen);
+  gen->callback([gen, flags, &chosen] {
+    for (const CLI::Option* one : gen->get_options()) {
+      if (one->count() > 0) flags->given.insert(one->get_name());
+    }
+    chosen = [flags] { return run_gen(*flags); };
+  });
 }
 
 }  // namespace dynmo::app

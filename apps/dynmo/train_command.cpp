@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -51,12 +52,56 @@ struct TrainFlags {
   std::string secret;
 };
 
-// File first, then --set, then the flags of keys, then those that have names of their own.
+struct KeyFlag {
+  std::string key;
+  std::string value;
+  std::string flag;  // for people
+};
+
+// The keys that flags give by their own names.
+std::vector<KeyFlag> key_flags(const TrainFlags& flags) {
+  std::vector<KeyFlag> given;
+  for (const std::string& setting : flags.keys) {
+    const std::string key = setting.substr(0, setting.find('='));
+    given.push_back({key, setting.substr(key.size() + 1), "--" + key});
+  }
+  if (flags.ranks) given.push_back({"pipeline.ranks", fmt::format("{}", *flags.ranks), "-n"});
+  if (flags.steps) given.push_back({"train.steps", fmt::format("{}", *flags.steps), "--steps"});
+  if (!flags.data.empty()) given.push_back({"data.path", flags.data, "--data"});
+  if (flags.out) given.push_back({"run.directory", *flags.out, "--out"});
+  return given;
+}
+
+// Two ways to give one key must agree. The last of several --set counts.
+Expected<void> check_given_once(const TrainFlags& flags) {
+  std::map<std::string, KeyFlag> seen;
+  for (const std::string& setting : flags.settings) {
+    const std::string key = setting.substr(0, setting.find('='));
+    if (key.size() < setting.size()) {
+      seen[key] = {key, setting.substr(key.size() + 1), "--set " + key};
+    }
+  }
+  for (const KeyFlag& now : key_flags(flags)) {
+    const auto [before, first] = seen.try_emplace(now.key, now);
+    if (first || before->second.value == now.value ||
+        before->second.value == fmt::format("\"{}\"", now.value)) {
+      continue;
+    }
+    return make_error(ErrorCode::kBadInput,
+                      "{} is {} and {} is {}, which are one key: wanted one of them",
+                      before->second.flag, before->second.value, now.flag, now.value);
+  }
+  return {};
+}
+
+// File first, then all flags.
 Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::string& config_text) {
   train::TrainOptions options;
   DYNMO_TRY(config::apply_text(options.config, config_text, flags.config));
-  DYNMO_TRY(config::apply_settings(options.config, flags.settings));
-  DYNMO_TRY(config::apply_settings(options.config, flags.keys));
+  DYNMO_TRY(check_given_once(flags));
+  std::vector<std::string> settings = flags.settings;
+  settings.insert(settings.end(), flags.keys.begin(), flags.keys.end());
+  DYNMO_TRY(config::apply_settings(options.config, settings));
   if (flags.ranks) options.config.pipeline.ranks = *flags.ranks;
   if (flags.ranks && *flags.ranks < 1) {
     return make_error(ErrorCode::kBadInput, "-n is {}, wanted 1 rank or more", *flags.ranks);
@@ -221,16 +266,17 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     }
     join_as_rank(flags, flags.join);
   }
+  DYNMO_TRY(check_flags({
+      {"--secret", !flags.secret.empty(), false, "--join HOST:PORT"},
+      {"--cluster", !flags.cluster.empty(), flags.dry_run, "--dry-run"},
+      {"--restarts", flags.restarts != 0, !flags.dry_run, "a run that starts"},
+      {"--overwrite", flags.overwrite, !flags.dry_run, "a run that starts"},
+  }));
   std::string config_text;
   if (!flags.config.empty()) {
     DYNMO_ASSIGN(config_text, read_file(flags.config, kMaxTomlBytes));
   }
   DYNMO_ASSIGN(train::TrainOptions options, options_of(flags, config_text));
-  if (!flags.cluster.empty() && !flags.dry_run) {
-    return make_error(ErrorCode::kBadInput,
-                      "--cluster without --dry-run: a run measures its own hosts and links; wanted "
-                      "both or none");
-  }
   if (flags.dry_run) {
     std::optional<cost::Cluster> cluster;
     if (!flags.cluster.empty()) {
@@ -318,7 +364,7 @@ void add_train_command(CLI::App& app, const std::vector<std::string>& arguments,
                    "Start all ranks again, from the newest checkpoint, after the loss of one: at "
                    "most N times")
       ->option_text("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative);
   command->add_option("--join", flags->join,
                       "Become a rank of a run that goes on: its folder, or HOST:PORT of its leader "
                       "(with --secret)");

@@ -7,6 +7,7 @@
 
 #include "dynmo/config/learning_rate.h"
 #include "dynmo/core/digest.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/cost/family.h"
 #include "dynmo/dynamism/moe/options.h"
@@ -24,30 +25,56 @@ Range steps_or_0(const char* meaning_of_0) {
   return between(0, kLarge, fmt::format("(0: {})", meaning_of_0));
 }
 
+// Keys of what emulated layers do not have.
+const ActsIf& computes() {
+  static const ActsIf condition = when("run.device", Names{"cpu", "cuda"});
+  return condition;
+}
+const ActsIf& validates() {
+  static const ActsIf condition =
+      when("train.validation_every", at_least(1), "train.validation_every of 1 or more");
+  return condition;
+}
+const ActsIf& is_elastic() {
+  static const ActsIf condition = when("elastic.enabled", Names{"true"});
+  return condition;
+}
+const ActsIf& balances() {
+  static const ActsIf condition = when("balance.enabled", Names{"true"});
+  return condition;
+}
+
 std::vector<TomlKey> model_keys(Config::Model& m) {
+  const ActsIf llama = when("model.family", Names{"llama"});
   return {
-      {"model.family", &m.family, readable_by(cost::parse_family)},
-      {"model.vocabulary", &m.shape.vocabulary, between(0, kLarge, "(0: that of the data)")},
-      {"model.hidden", &m.shape.hidden},
-      {"model.blocks", &m.shape.blocks},
-      {"model.heads", &m.shape.heads},
-      {"model.kv_heads", &m.shape.kv_heads},
-      {"model.intermediate", &m.shape.intermediate},
+      {"model.family", &m.family, readable_by(cost::parse_family), {computes()}},
+      {"model.vocabulary",
+       &m.shape.vocabulary,
+       between(0, kLarge, "(0: that of the data)"),
+       {computes()}},
+      {"model.hidden", &m.shape.hidden, {}, {computes()}},
+      {"model.blocks", &m.shape.blocks, {}, {computes()}},
+      {"model.heads", &m.shape.heads, {}, {computes()}},
+      {"model.kv_heads", &m.shape.kv_heads, {}, {computes(), llama}},
+      {"model.intermediate", &m.shape.intermediate, {}, {computes()}},
       {"model.sequence", &m.shape.sequence, between(1, kLarge)},
-      {"model.dropout", &m.dropout},
-      {"model.rope_theta", &m.rope_theta},
+      {"model.dropout", &m.dropout, {}, {computes()}},
+      {"model.rope_theta", &m.rope_theta, {}, {computes(), llama}},
       {"model.precision", &m.precision, readable_by(cost::parse_precision)},
-      {"model.positions", &m.shape.positions, between(0, kLarge, "(0: model.sequence)")},
-      {"model.norm_epsilon", &m.norm_epsilon},
-      {"model.tied_embeddings", &m.tied_embeddings},
-      {"model.head_slices", &m.shape.head_slices, between(1, kLarge)},
+      {"model.positions",
+       &m.shape.positions,
+       between(0, kLarge, "(0: model.sequence)"),
+       {computes()}},
+      {"model.norm_epsilon", &m.norm_epsilon, {}, {computes()}},
+      {"model.tied_embeddings", &m.tied_embeddings, {}, {computes()}},
+      {"model.head_slices", &m.shape.head_slices, between(1, kLarge), {computes()}},
   };
 }
 
 std::vector<TomlKey> data_keys(Config::Data& d, Config::Batch& b) {
   return {
       {"data.path", &d.path},
-      {"data.validation_path", &d.validation_path},
+      {"data.validation_path", &d.validation_path, {}, {validates()}},
       {"data.vocabulary", &d.vocabulary, between(0, kLarge, "(0: that of a prepared folder)")},
       // As many as the planner takes: each is a few actions of the schedule.
       {"batch.micro_batches", &b.micro_batches,
@@ -63,7 +90,10 @@ std::vector<TomlKey> optimizer_keys(Config::Optimizer& o) {
       {"optimizer.minimum_learning_rate", &o.minimum_learning_rate, at_least(0)},
       {"optimizer.warmup_steps", &o.warmup_steps, between(0, kLarge)},
       {"optimizer.decay", &o.decay, readable_by(parse_decay)},
-      {"optimizer.decay_share", &o.decay_share, above_to(0, 1)},
+      {"optimizer.decay_share",
+       &o.decay_share,
+       above_to(0, 1),
+       {when("optimizer.decay", Names{"wsd"})}},
       {"optimizer.beta1", &o.beta1, from_below(0, 1)},
       {"optimizer.beta2", &o.beta2, from_below(0, 1)},
       {"optimizer.epsilon", &o.epsilon, above(0)},
@@ -79,7 +109,7 @@ std::vector<TomlKey> train_keys(Config::Train& t) {
       {"train.init", &t.init},
       {"train.on_nan", &t.on_nan, Names{"stop", "skip"}},
       {"train.validation_every", &t.validation_every, steps_or_0("never")},
-      {"train.validation_steps", &t.validation_steps, between(1, kLarge)},
+      {"train.validation_steps", &t.validation_steps, between(1, kLarge), {validates()}},
   };
 }
 
@@ -95,8 +125,14 @@ std::vector<TomlKey> pipeline_keys(Config::Pipeline& p) {
       {"pipeline.ranks", &p.ranks, between(0, 4096, "(0: the usable cores)")},
       {"pipeline.replicas", &p.replicas, between(1, 4096)},
       {"pipeline.schedule", &p.schedule, readable_by(parse_schedule)},
-      {"pipeline.stages_per_rank", &p.stages_per_rank, between(1, kLarge)},
-      {"pipeline.balancer", &p.balancer, readable_by(plan::parse_balancer)},
+      {"pipeline.stages_per_rank",
+       &p.stages_per_rank,
+       between(1, kLarge),
+       {when("pipeline.schedule", Names{"interleaved", "auto"})}},
+      {"pipeline.balancer",
+       &p.balancer,
+       readable_by(plan::parse_balancer),
+       {either(when_empty("pipeline.cut"), is_elastic())}},
       {"pipeline.cut", &p.cut},
       {"pipeline.place", &p.place, Names{"hosts", "given"}},
       {"pipeline.measure_steps", &p.measure_steps, between(2, kLarge)},
@@ -110,41 +146,58 @@ std::vector<TomlKey> pipeline_keys(Config::Pipeline& p) {
 std::vector<TomlKey> balance_keys(Config::Balance& b) {
   return {
       {"balance.enabled", &b.enabled},
-      {"balance.balancer", &b.balancer, readable_by(plan::parse_balancer)},
-      {"balance.minimum_gain", &b.minimum_gain, at_least(0)},
-      {"balance.noise_factor", &b.noise_factor, at_least(0)},
-      {"balance.window", &b.window, between(3, kLarge)},
+      {"balance.balancer",
+       &b.balancer,
+       readable_by(plan::parse_balancer),
+       {either(balances(), is_elastic())}},
+      {"balance.minimum_gain", &b.minimum_gain, at_least(0), {balances()}},
+      {"balance.noise_factor", &b.noise_factor, at_least(0), {balances()}},
+      {"balance.window", &b.window, between(3, kLarge)},  // predicted times rest on it, too
   };
 }
 
 std::vector<TomlKey> elastic_keys(Config::Elastic& e) {
-  return {
-      {"elastic.enabled", &e.enabled},
-      {"elastic.pack", &e.pack, Names{"never", "auto"}},
-      {"elastic.pack_slack", &e.pack_slack, between(0, 10)},
-      {"elastic.pack_ranks", &e.pack_ranks, between(0, 4096, "(0: as elastic.pack says)")},
-      {"elastic.release_after", &e.release_after, between(1, kLarge, "steps")},
-      {"elastic.ranks_min", &e.ranks_min, between(1, 4096)},
-      {"elastic.respawn", &e.respawn},
-      {"elastic.silence_s", &e.silence_s, between(0.5, 1e6, "seconds")},
-      {"elastic.snapshots", &e.snapshots, Names{"never", "auto"}},
-      {"elastic.snapshot_cost", &e.snapshot_cost, between(0.0001, 1)},
-      {"elastic.release_command", &e.release_command},
-      {"elastic.release_timeout_s", &e.release_timeout_s, between(0.1, 1e6, "seconds")},
-      {"elastic.listen", &e.listen},
-  };
+  const ActsIf packs = when("elastic.pack", Names{"auto"});
+  const ActsIf copies = when("elastic.snapshots", Names{"auto"});
+  const ActsIf tells = when_given("elastic.release_command", "an elastic.release_command");
+  std::vector<TomlKey> keys = only_if(
+      {is_elastic()},
+      {
+          {"elastic.pack", &e.pack, Names{"never", "auto"}, {balances()}},
+          {"elastic.pack_slack", &e.pack_slack, between(0, 10), {packs}},
+          {"elastic.pack_ranks", &e.pack_ranks, between(0, 4096, "(0: as elastic.pack says)")},
+          {"elastic.release_after", &e.release_after, between(1, kLarge, "steps")},
+          {"elastic.ranks_min", &e.ranks_min, between(1, 4096)},
+          {"elastic.respawn", &e.respawn},
+          {"elastic.snapshots", &e.snapshots, Names{"never", "auto"}},
+          {"elastic.snapshot_cost", &e.snapshot_cost, between(0.0001, 1), {copies}},
+          {"elastic.release_command", &e.release_command},
+          {"elastic.release_timeout_s",
+           &e.release_timeout_s,
+           between(0.1, 1e6, "seconds"),
+           {tells}},
+          {"elastic.listen", &e.listen},
+      });
+  keys.insert(keys.begin(), {"elastic.enabled", &e.enabled});
+  keys.insert(keys.end() - 5, {"elastic.silence_s", &e.silence_s, between(0.5, 1e6, "seconds")});
+  return keys;
 }
 
 std::vector<TomlKey> run_keys(Config& c) {
+  // An elastic run writes the checkpoints that `dynmo ctl` asks for, too.
+  const ActsIf writes =
+      either(when("checkpoint.every", at_least(1), "checkpoint.every of 1 or more"), is_elastic());
+  const ActsIf sleeps = when("run.device", Names{"emulated"});
+  const ActsIf beside = when("checkpoint.asynchronous", Names{"true"});
   return {
       {"checkpoint.every", &c.checkpoint.every, steps_or_0("none")},
-      {"checkpoint.keep", &c.checkpoint.keep, between(1, kLarge)},
-      {"checkpoint.asynchronous", &c.checkpoint.asynchronous},
-      {"checkpoint.memory", &c.checkpoint.memory, at_least(0, "bytes")},
-      {"emulated.profile", &c.emulated.profile},
-      {"emulated.trace", &c.emulated.trace},
-      {"emulated.memory_scale", &c.emulated.memory_scale, above_to(0, 1)},
-      {"emulated.time_scale", &c.emulated.time_scale, between(0.01, 1000)},
+      {"checkpoint.keep", &c.checkpoint.keep, between(1, kLarge), {writes}},
+      {"checkpoint.asynchronous", &c.checkpoint.asynchronous, {}, {writes}},
+      {"checkpoint.memory", &c.checkpoint.memory, at_least(0, "bytes"), {writes, beside}},
+      {"emulated.profile", &c.emulated.profile, {}, {sleeps}},
+      {"emulated.trace", &c.emulated.trace, {}, {sleeps}},
+      {"emulated.memory_scale", &c.emulated.memory_scale, above_to(0, 1), {sleeps}},
+      {"emulated.time_scale", &c.emulated.time_scale, between(0.01, 1000), {sleeps}},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device, Names{"cpu", "cuda", "emulated"}},
       {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},
@@ -152,8 +205,18 @@ std::vector<TomlKey> run_keys(Config& c) {
   };
 }
 
-// With what follows from other keys filled in, so that it means the same where defaults change.
+// The same sources with defaults.
+Config defaults_of(const Config& config) {
+  Config standard;
+  standard.sources = config.sources.defaults();
+  return standard;
+}
+
+// With what follows from other keys filled in, so that it means the same where defaults change, and
+// without the values of keys that have no effect.
 Config resolved(Config config) {
+  Config standard = defaults_of(config);
+  reset_idle(keys_of(config), keys_of(standard));
   const auto family = cost::parse_family(config.model.family);
   if (family && !config.model.tied_embeddings) {
     config.model.tied_embeddings = *family == cost::Family::kGpt2;
@@ -195,22 +258,10 @@ Expected<void> check_emulation(const Config& c) {
 
 Expected<void> check_elasticity(const Config& c) {
   const Config::Elastic& e = c.elastic;
-  DYNMO_TRY(require(e.enabled || e.pack == "never", "elastic.pack", e.pack,
-                    "never without elastic.enabled = true"));
-  DYNMO_TRY(require(e.pack == "never" || c.balance.enabled, "elastic.pack", e.pack,
-                    "never with balance.enabled = false: the policy that balances also packs"));
-  DYNMO_TRY(require(e.enabled || e.pack_ranks == 0, "elastic.pack_ranks", e.pack_ranks,
-                    "0 without elastic.enabled = true"));
   DYNMO_TRY(require(!e.enabled || c.run.device != "cuda", "elastic.enabled", "true",
                     "false with run.device = cuda: groups of devices do not change yet"));
-  DYNMO_TRY(require(e.enabled || e.release_command.empty(), "elastic.release_command",
-                    fmt::format("'{}'", e.release_command), "none without elastic.enabled = true"));
-  DYNMO_TRY(require(e.enabled || !e.respawn, "elastic.respawn", "true",
-                    "false without elastic.enabled = true"));
   DYNMO_TRY(require(!e.listen.empty(), "elastic.listen", "''",
                     "auto, loopback or an address of this host"));
-  DYNMO_TRY(require(e.enabled || e.listen == "auto", "elastic.listen", e.listen,
-                    "auto without elastic.enabled = true"));
   return require(e.pack_ranks == 0 || e.pack_ranks >= e.ranks_min, "elastic.pack_ranks",
                  e.pack_ranks, fmt::format("elastic.ranks_min = {} or more", e.ranks_min));
 }
@@ -245,7 +296,9 @@ Expected<void> apply_text(Config& config, std::string_view text, std::string_vie
 }
 
 Expected<void> apply_settings(Config& config, std::span<const std::string> settings) {
-  return apply_toml_settings(keys_of(config), settings, "train.steps=100");
+  Config standard = defaults_of(config);
+  return apply_overrides([&] { return keys_of(config); }, keys_of(standard), settings,
+                         "train.steps=100");
 }
 
 std::string own_meeting_address(const Config& config) {
@@ -257,8 +310,11 @@ bool emulates(const Config& config) { return config.run.device == "emulated"; }
 bool uses_cuda(const Config& config) { return config.run.device == "cuda"; }
 
 Expected<void> validate(const Config& config) {
-  Config c = resolved(config);
-  DYNMO_TRY(check_values(keys_of(c)));
+  Config given = config;
+  Config standard = defaults_of(config);
+  DYNMO_TRY(check_values(keys_of(given)));
+  DYNMO_TRY(check_effects(keys_of(given), keys_of(standard)));
+  const Config c = resolved(config);
   DYNMO_TRY(check_step_size(c));
   DYNMO_TRY(require(c.optimizer.minimum_learning_rate <= c.optimizer.learning_rate,
                     "optimizer.minimum_learning_rate", c.optimizer.minimum_learning_rate,
@@ -273,7 +329,8 @@ Expected<void> validate(const Config& config) {
                                    .steps = c.train.steps,
                                    .device = c.run.device,
                                    .family = c.model.family,
-                                   .head_slices = emulates(c) ? 1 : c.model.shape.head_slices});
+                                   .head_slices = emulates(c) ? 1 : c.model.shape.head_slices,
+                                   .blocks = emulates(c) ? 0 : c.model.shape.blocks});
 }
 
 std::vector<std::string> key_names() {
@@ -313,6 +370,16 @@ cost::TransformerShape transformer_shape(const Config& config, std::int64_t voca
 
 std::int64_t step_micro_batches(const Config& config) {
   return config.pipeline.replicas * config.batch.accumulation * config.batch.micro_batches;
+}
+
+Expected<void> check_ranks(const Config& config, int ranks) {
+  const auto fits = [&](std::string_view key, std::int64_t value) {
+    return require(value <= ranks, key, value,
+                   fmt::format("at most the {} {} that the run begins with", ranks,
+                               ranks == 1 ? "rank" : "ranks"));
+  };
+  DYNMO_TRY(fits("elastic.ranks_min", config.elastic.ranks_min));
+  return fits("elastic.pack_ranks", config.elastic.pack_ranks);
 }
 
 Expected<int> pipeline_ranks(const Config& config, int world) {

@@ -145,11 +145,13 @@ struct Config {
 // The same of its text; `origin` names it in messages.
 [[nodiscard]] Expected<void> apply_text(Config& config, std::string_view text,
                                         std::string_view origin);
-// Applies "a.b=c" texts; the value is TOML, or a string without quotes.
+// Applies "a.b=c" texts; the value is TOML, or a string without quotes. A key that had an effect
+// before and loses it by them goes back to its default, unless one of them names it.
 [[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
 // All keys, such as "train.steps", in the order of the resolved form.
 [[nodiscard]] std::vector<std::string> key_names();
-// Ranges and combinations that no run can have.
+// Ranges and combinations that no run can have, keys that are given and have no effect, sources
+// that have nothing to do in the run.
 [[nodiscard]] Expected<void> validate(const Config& config);
 // The address of elastic.listen; "": it is none.
 [[nodiscard]] std::string own_meeting_address(const Config& config);
@@ -157,7 +159,8 @@ struct Config {
 [[nodiscard]] bool emulates(const Config& config);
 // Whether ranks compute on CUDA devices (c10d/cuda.h).
 [[nodiscard]] bool uses_cuda(const Config& config);
-// The resolved form; apply_file reads it back to the same value.
+// The resolved form; apply_file reads it back to the same value. Keys without effect have their
+// defaults there.
 [[nodiscard]] std::string to_toml(const Config& config);
 // The shape that the formulas of cost/transformer.h want of a valid config, for data of
 // `vocabulary` tokens unless model.vocabulary is given: its sizes, ties, experts and micro-batch.
@@ -165,6 +168,8 @@ struct Config {
                                                        std::int64_t vocabulary);
 // Micro-batches of a step: replicas x accumulation x micro_batches.
 [[nodiscard]] std::int64_t step_micro_batches(const Config& config);
+// kBadInput for a key that has no effect where a run starts with so many ranks of a replica.
+[[nodiscard]] Expected<void> check_ranks(const Config& config, int ranks);
 // Ranks of one replica where `world` ranks were started. kBadInput where replicas do not divide it.
 [[nodiscard]] Expected<int> pipeline_ranks(const Config& config, int world);
 // Digest text of what decides the numbers of a run (model, data, micro-batches of a step and their

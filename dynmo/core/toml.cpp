@@ -319,31 +319,11 @@ std::string written(const TomlTables& tables) {
   return fmt::format("[{}]", fmt::join(inline_tables, ", "));
 }
 
-// A field as what check_allowed looks at; nothing for the types that have no ranges.
-std::optional<AllowedValue> value_of(const TomlField& field) {
-  return std::visit(
-      [](const auto& f) -> std::optional<AllowedValue> {
-        using Field = std::decay_t<decltype(f)>;
-        if constexpr (std::is_same_v<Field, int*>) return std::int64_t{*f};
-        if constexpr (std::is_same_v<Field, std::int64_t*>) return *f;
-        if constexpr (std::is_same_v<Field, double*>) return *f;
-        if constexpr (std::is_same_v<Field, Bytes*>) return f->value;
-        if constexpr (std::is_same_v<Field, TomlSeconds>) return *f.field;
-        if constexpr (std::is_same_v<Field, TomlBandwidth>) return *f.field;
-        if constexpr (std::is_same_v<Field, TomlAuto>) {
-          if (*f.field) return **f.field;
-        }
-        if constexpr (std::is_same_v<Field, std::string*>) return std::string_view(*f);
-        return std::nullopt;
-      },
-      field);
-}
-
 }  // namespace
 
 Expected<void> check_values(std::span<const TomlKey> keys) {
   for (const TomlKey& key : keys) {
-    if (const auto value = value_of(key.field)) {
+    if (const auto value = limited_value(key.field)) {
       DYNMO_TRY(check_allowed(key.name, *value, key.allowed));
     }
   }
@@ -402,6 +382,25 @@ std::string to_toml(std::span<const TomlKey> keys) {
 
 std::string toml_value(const TomlField& field) {
   return std::visit([](const auto& value) { return written(value); }, field);
+}
+
+std::optional<AllowedValue> limited_value(const TomlField& field) {
+  return std::visit(
+      [](const auto& f) -> std::optional<AllowedValue> {
+        using Field = std::decay_t<decltype(f)>;
+        if constexpr (std::is_same_v<Field, int*>) return std::int64_t{*f};
+        if constexpr (std::is_same_v<Field, std::int64_t*>) return *f;
+        if constexpr (std::is_same_v<Field, double*>) return *f;
+        if constexpr (std::is_same_v<Field, Bytes*>) return f->value;
+        if constexpr (std::is_same_v<Field, TomlSeconds>) return *f.field;
+        if constexpr (std::is_same_v<Field, TomlBandwidth>) return *f.field;
+        if constexpr (std::is_same_v<Field, TomlAuto>) {
+          if (*f.field) return **f.field;
+        }
+        if constexpr (std::is_same_v<Field, std::string*>) return std::string_view(*f);
+        return std::nullopt;
+      },
+      field);
 }
 
 }  // namespace dynmo

@@ -64,12 +64,23 @@ using TomlField =
                  std::vector<std::int64_t>*, std::vector<std::string>*, Bytes*, TomlSeconds,
                  TomlBandwidth, TomlAuto, TomlChoice, TomlTables>;
 
+// A condition under which a key has an effect (core/effects.h makes and checks them).
+struct ActsIf {
+  std::string key = {};            // another key of the list, whose value ...
+  Allowed is = {};                 // ... is one of these; or no key, and ...
+  std::string wanted = {};         // what a message asks for; default: `key` = `is`
+  bool holds = false;              // ... whether it holds, as the values are now
+  std::string now = {};            // what a message says where it does not
+  std::vector<ActsIf> or_if = {};  // one of these holds instead
+};
+
 // `name` is dotted, "table.key"; keys of one table follow one another. The field outlives its use.
 struct TomlKey {
   std::string name;
   TomlField field;
   Allowed allowed = {};
-  std::string help = {};  // one line, for pages and messages
+  std::vector<ActsIf> acts_if = {};  // all of them
+  std::string help = {};             // one line, for pages and messages
   std::string refused =
       {};  // why a file cannot set this key here; such a key is not written either
 };
@@ -98,5 +109,8 @@ inline constexpr std::size_t kMaxTomlBytes = std::size_t{1} << 20;
 
 // One field as TOML.
 [[nodiscard]] std::string toml_value(const TomlField& field);
+
+// A field as check_allowed() takes it; nothing for the types that have no ranges.
+[[nodiscard]] std::optional<AllowedValue> limited_value(const TomlField& field);
 
 }  // namespace dynmo

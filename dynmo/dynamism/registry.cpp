@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -45,10 +44,7 @@ std::vector<SourceEntry> built_in_sources() {
 
 std::vector<std::string> load_names(const SourceOptions& sources) {
   std::vector<std::string> names = {"none"};
-  for (const std::string_view table : sources.tables()) {
-    std::replace_copy(table.begin(), table.end(), std::back_inserter(names.emplace_back()), '_',
-                      '-');
-  }
+  for (const std::string_view table : sources.tables()) names.push_back(load_name(table));
   return names;
 }
 

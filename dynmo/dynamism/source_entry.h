@@ -7,6 +7,8 @@
 #include <any>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +26,16 @@ struct TrainingSetting {
   std::string_view device = "cpu";    // run.device: cpu, cuda, or emulated, which sleeps instead
   std::string_view family = "llama";  // model.family
   std::int64_t head_slices = 1;       // model.head_slices
+  std::int64_t blocks = 0;            // model.blocks; 0: not known
+};
+
+// Why a source would do nothing in a run, for one line: "GIVEN: NOTHING in 200 steps, as WHY;
+// wanted WANTED".
+struct Idle {
+  std::string given;         // "early_exit.warm_up is 500"
+  std::string_view nothing;  // "no token would leave"
+  std::string why;
+  std::string wanted;
 };
 
 struct SourceEntry {
@@ -33,6 +45,7 @@ struct SourceEntry {
   Expected<void> (*check)(const std::any& options) = nullptr;
   Expected<void> (*check_training)(const std::any& options,
                                    const TrainingSetting& setting) = nullptr;
+  std::optional<Idle> (*idle_in)(const std::any& options, const TrainingSetting& setting) = nullptr;
   Expected<std::unique_ptr<LoadModel>> (*make_load)(const std::any& options,
                                                     const LoadInputs& inputs) = nullptr;
   bool trains = false;  // it has a runtime half; sources.def says so
@@ -40,7 +53,8 @@ struct SourceEntry {
 
 // The entry of a source with options of type Options, for which these are found:
 // keys_of(Options&), check(const Options&), and, where a training can exclude it,
-// check_training(const Options&, const TrainingSetting&).
+// check_training(const Options&, const TrainingSetting&); where its keys may leave nothing to do in
+// a run of setting.steps steps, idle_in(const Options&, const TrainingSetting&).
 template <typename Options,
           Expected<std::unique_ptr<LoadModel>> (*Make)(const Options&, const LoadInputs&)>
 [[nodiscard]] SourceEntry source_entry(std::string_view table) {
@@ -56,6 +70,14 @@ template <typename Options,
           return check_training(*std::any_cast<const Options>(&options), setting);
         } else {
           return {};
+        }
+      },
+      .idle_in = [](const std::any& options,
+                    const TrainingSetting& setting) -> std::optional<Idle> {
+        if constexpr (requires(const Options& o) { idle_in(o, setting); }) {
+          return idle_in(*std::any_cast<const Options>(&options), setting);
+        } else {
+          return std::nullopt;
         }
       },
       .make_load =

@@ -3,8 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstddef>
+#include <utility>
 
 namespace dynmo::dynamism {
 namespace {
@@ -19,6 +18,15 @@ std::string refusal(const SourceKey& key, UsedBy reader) {
   return "";
 }
 
+// The conditions with the names of their keys in full.
+std::vector<ActsIf> of_table(std::string_view table, std::vector<ActsIf> conditions) {
+  for (ActsIf& condition : conditions) {
+    if (!condition.key.empty()) condition.key = fmt::format("{}.{}", table, condition.key);
+    condition.or_if = of_table(table, std::move(condition.or_if));
+  }
+  return conditions;
+}
+
 }  // namespace
 
 std::vector<TomlKey> toml_keys(std::string_view table, const std::vector<SourceKey>& keys,
@@ -28,23 +36,11 @@ std::vector<TomlKey> toml_keys(std::string_view table, const std::vector<SourceK
     all.push_back({.name = fmt::format("{}.{}", table, key.name),
                    .field = key.field,
                    .allowed = key.allowed,
+                   .acts_if = of_table(table, key.acts_if),
                    .help = std::string(key.help),
                    .refused = refusal(key, reader)});
   }
   return all;
-}
-
-Expected<void> check_unused(std::string_view table, const std::vector<SourceKey>& now,
-                            const std::vector<SourceKey>& defaults, const UnusedKeys& unused) {
-  for (std::size_t i = 0; i < now.size(); ++i) {
-    if (std::ranges::count(unused.names, now[i].name) == 0) continue;
-    const std::string value = toml_value(now[i].field);
-    if (value == toml_value(defaults[i].field)) continue;
-    return make_error(ErrorCode::kBadInput,
-                      "{0}.{1} is {2} with {3}, which does not use it: wanted {4}, or no {0}.{1}",
-                      table, now[i].name, value, unused.cause, unused.wanted);
-  }
-  return {};
 }
 
 }  // namespace dynmo::dynamism

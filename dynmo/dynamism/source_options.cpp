@@ -1,14 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/source_options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "dynmo/core/effects.h"
 #include "dynmo/dynamism/combinations.h"
 #include "dynmo/dynamism/registry.h"
 
 namespace dynmo::dynamism {
+namespace {
+
+Readable named(std::string name) {
+  return [name = std::move(name)](const std::string& given) -> Expected<void> {
+    if (given == name) return {};
+    return make_error(ErrorCode::kBadInput, "'{}'", given);
+  };
+}
+
+}  // namespace
+
+std::string load_name(std::string_view table) {
+  std::string name(table);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
 
 SourceOptions::SourceOptions() : SourceOptions(built_in_sources()) {}
 
@@ -36,7 +56,10 @@ std::vector<std::string_view> SourceOptions::enabled_tables() const {
 std::vector<TomlKey> SourceOptions::scenario_keys() {
   std::vector<TomlKey> all;
   for (One& one : all_) {
-    const auto keys = toml_keys(one.entry.table, one.entry.keys(one.options), UsedBy::kLoad);
+    const ActsIf used = when("dynamism.source", named(load_name(one.entry.table)),
+                             "dynamism.source = " + load_name(one.entry.table));
+    const auto keys =
+        only_if({used}, toml_keys(one.entry.table, one.entry.keys(one.options), UsedBy::kLoad));
     all.insert(all.end(), keys.begin(), keys.end());
     all.push_back({.name = std::string(one.entry.table) + ".enabled",
                    .field = &one.enabled,
@@ -53,10 +76,21 @@ std::vector<TomlKey> SourceOptions::training_keys() {
     all.push_back({.name = std::string(one.entry.table) + ".enabled",
                    .field = &one.enabled,
                    .help = "the training does it"});
-    const auto keys = toml_keys(one.entry.table, one.entry.keys(one.options), UsedBy::kTraining);
+    const ActsIf enabled = when(std::string(one.entry.table) + ".enabled", Names{"true"});
+    const auto keys = only_if(
+        {enabled}, toml_keys(one.entry.table, one.entry.keys(one.options), UsedBy::kTraining));
     all.insert(all.end(), keys.begin(), keys.end());
   }
   return all;
+}
+
+SourceOptions SourceOptions::defaults() const {
+  SourceOptions result = *this;
+  for (One& one : result.all_) {
+    one.options = one.entry.defaults;
+    one.enabled = false;
+  }
+  return result;
 }
 
 Expected<void> SourceOptions::check(std::string_view table) const {
@@ -67,9 +101,25 @@ Expected<void> SourceOptions::check(std::string_view table) const {
 Expected<void> SourceOptions::check_training(const TrainingSetting& setting) const {
   for (const One& one : all_) {
     if (one.entry.trains) DYNMO_TRY(one.entry.check(one.options));
+  }
+  SourceOptions given = *this;
+  SourceOptions standard = defaults();
+  DYNMO_TRY(check_effects(given.training_keys(), standard.training_keys()));
+  for (const One& one : all_) {
     if (one.enabled) DYNMO_TRY(one.entry.check_training(one.options, setting));
+    const std::string idle = one.enabled ? idle_in(one.entry.table, setting) : "";
+    if (!idle.empty()) return Error{ErrorCode::kBadInput, idle};
   }
   return check_combination(enabled_tables(), setting);
+}
+
+std::string SourceOptions::idle_in(std::string_view table, const TrainingSetting& setting) const {
+  const One& one = of(table);
+  if (setting.steps == 0) return "";
+  const std::optional<Idle> idle = one.entry.idle_in(one.options, setting);
+  return idle ? fmt::format("{}: {} in {} steps, as {}; wanted {}", idle->given, idle->nothing,
+                            setting.steps, idle->why, idle->wanted)
+              : "";
 }
 
 Expected<std::unique_ptr<LoadModel>> SourceOptions::make_load(std::string_view table,

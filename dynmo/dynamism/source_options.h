@@ -6,6 +6,7 @@
 
 #include <any>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
@@ -17,6 +18,9 @@
 #include "dynmo/dynamism/source_entry.h"
 
 namespace dynmo::dynamism {
+
+// Returns the name of a source in dynamism.source of a scenario: "sparse-attention".
+[[nodiscard]] std::string load_name(std::string_view table);
 
 class SourceOptions {
  public:
@@ -54,11 +58,17 @@ class SourceOptions {
   // Keys of a training, "freezing.enabled" and the others: of every source that can train.
   [[nodiscard]] std::vector<TomlKey> training_keys();
 
+  // The same sources with the defaults of all keys, none enabled.
+  [[nodiscard]] SourceOptions defaults() const;
+
   // Values and combinations of values of one source; `table` as tables() has it.
   [[nodiscard]] Expected<void> check(std::string_view table) const;
-  // A training calls this check before a rank starts: the sources that can train are valid, enabled
-  // ones fit the setting and each other (combinations.h). kBadInput naming keys.
+  // A training calls this check before a rank starts: the sources that can train are valid, their
+  // keys have an effect, enabled ones fit the setting and each other (combinations.h) and have
+  // something to do in the run. kBadInput naming keys.
   [[nodiscard]] Expected<void> check_training(const TrainingSetting& setting) const;
+  // Why a source would do nothing in a run of setting.steps steps; "": it does something.
+  [[nodiscard]] std::string idle_in(std::string_view table, const TrainingSetting& setting) const;
   // Its load model; `table` as tables() has it.
   [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_load(std::string_view table,
                                                                const LoadInputs& inputs) const;

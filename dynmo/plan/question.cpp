@@ -53,7 +53,7 @@ Json document_of(const Question& question, const Answer& answer) {
 Expected<Costs> sliced_costs(const Question& question, const Answer& answer, std::int64_t slices) {
   DYNMO_ASSIGN(cost::ModelCost model, question.sliced ? question.sliced(slices)
                                                       : with_head_slices(question.model, slices));
-  LayerSet layers = answer.recomputed;
+  LayerSet layers = answer.proposal.recomputed;
   const auto blocks = question.model.size() - question.head_slices;
   std::erase_if(layers, [&](LayerId layer) { return layer.value >= blocks; });
   return Costs{recomputed(std::move(model), layers)};

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 #include "dynmo/core/toml.h"
@@ -38,46 +39,89 @@ TomlTables tables_of(std::vector<Event>& events) {
               }};
 }
 
+// Whether one of the policies that are compared is such.
+template <typename Is>
+bool any_policy(const Scenario& scenario, Is is) {
+  return std::ranges::any_of(scenario.policy.compare, [&](const std::string& name) {
+    const auto policy = parse_policy(name);
+    return policy && is(*policy);
+  });
+}
+
+bool replans(const Policy& policy) { return policy.replanning == Replanning::kAutonomous; }
+
 std::vector<TomlKey> model_keys(Scenario::Model& m) {
   constexpr double kMaxSize = 1 << 24;
   const Range size = between(0, kMaxSize, "(0: the family's)");
-  return {
-      {"model.family", &m.family, Names{"gpt", "llama", "mixtral"}},
-      {"model.config", &m.config},
-      {"model.profile", &m.profile},
-      {"model.blocks", &m.shape.blocks, between(1, 4096)},
-      {"model.hidden", &m.shape.hidden, between(1, kMaxSize)},
-      {"model.heads", &m.shape.heads, size},
-      {"model.kv_heads", &m.shape.kv_heads, size},
-      {"model.intermediate", &m.shape.intermediate, size},
-      {"model.vocabulary", &m.shape.vocabulary, size},
-      {"model.experts", &m.experts, size},
-      {"model.experts_per_token", &m.experts_per_token, size},
+  // The layers that a profile or a recorded load has are those they are.
+  const ActsIf shaped = when_empty("model.profile");
+  const ActsIf computed = when_empty("dynamism.trace");
+  const ActsIf described = when_empty("model.config");
+  const ActsIf has_experts =
+      when_so(m.family == "mixtral" || m.experts > 0,
+              fmt::format("model.family = {} and model.experts = 0", m.family), "model.experts");
+  std::vector<TomlKey> keys =
+      only_if({computed}, {{"model.config", &m.config}, {"model.profile", &m.profile}});
+  const std::vector<TomlKey> shape =
+      only_if({computed, shaped, described},
+              {
+                  {"model.family", &m.family, Names{"gpt", "llama", "mixtral"}},
+                  {"model.blocks", &m.shape.blocks, between(1, 4096)},
+                  {"model.hidden", &m.shape.hidden, between(1, kMaxSize)},
+                  {"model.heads", &m.shape.heads, size},
+                  {"model.kv_heads", &m.shape.kv_heads, size},
+                  {"model.intermediate", &m.shape.intermediate, size},
+                  {"model.vocabulary", &m.shape.vocabulary, size},
+                  {"model.experts", &m.experts, size},
+                  {"model.experts_per_token", &m.experts_per_token, size, {has_experts}},
+              });
+  keys.insert(keys.end(), shape.begin(), shape.end());
+  const std::vector<TomlKey> work = {
       {"model.sequence", &m.shape.sequence, between(0, kMaxSize)},
       {"model.micro_batch_size", &m.micro_batch_size, between(1, 65536)},
-      {"model.head_slices", &m.shape.head_slices, between(1, kMaxSize)},
-      {"model.fused_attention", &m.fused_attention},
+      {"model.head_slices", &m.shape.head_slices, between(1, kMaxSize), {computed, shaped}},
+      {"model.fused_attention", &m.fused_attention, {}, {computed, shaped}},
   };
+  keys.insert(keys.end(), work.begin(), work.end());
+  return keys;
 }
 
 std::vector<TomlKey> cluster_keys(Scenario::Cluster& c) {
+  const std::int64_t ranks = std::int64_t{c.pipeline_ranks} * c.data_parallel;
+  const ActsIf has_nodes = when_so(
+      ranks > c.ranks_per_node,
+      fmt::format("all {} ranks on a node (cluster.ranks_per_node = {})", ranks, c.ranks_per_node),
+      "more ranks, or fewer on a node");
+  const ActsIf has_neighbors =
+      when("cluster.ranks_per_node", at_least(2), "cluster.ranks_per_node of 2 or more");
+  const ActsIf has_replicas =
+      when("cluster.data_parallel", at_least(2), "cluster.data_parallel of 2 or more");
   return {
       {"cluster.pipeline_ranks", &c.pipeline_ranks, between(1, kMaxPipelineRanks)},
       {"cluster.data_parallel", &c.data_parallel, between(1, kMaxRanks)},
       {"cluster.ranks_per_node", &c.ranks_per_node, between(1, kMaxRanks)},
-      {"cluster.order", &c.order, Names{"pipeline", "data"}},
+      {"cluster.order", &c.order, Names{"pipeline", "data"}, {has_replicas}},
       {"cluster.memory", &c.memory},
-      {"cluster.inside_latency", TomlSeconds{&c.inside_latency_s}},
-      {"cluster.inside_bandwidth", TomlBandwidth{&c.inside_bandwidth}},
-      {"cluster.between_latency", TomlSeconds{&c.between_latency_s}},
-      {"cluster.between_bandwidth", TomlBandwidth{&c.between_bandwidth}},
-      {"cluster.nic_bandwidth", TomlBandwidth{&c.nic_bandwidth}},
+      {"cluster.inside_latency", TomlSeconds{&c.inside_latency_s}, {}, {has_neighbors}},
+      {"cluster.inside_bandwidth", TomlBandwidth{&c.inside_bandwidth}, {}, {has_neighbors}},
+      {"cluster.between_latency", TomlSeconds{&c.between_latency_s}, {}, {has_nodes}},
+      {"cluster.between_bandwidth", TomlBandwidth{&c.between_bandwidth}, {}, {has_nodes}},
+      {"cluster.nic_bandwidth", TomlBandwidth{&c.nic_bandwidth}, {}, {has_nodes}},
       {"cluster.slow_ranks", &c.slow_ranks},
-      {"cluster.slow_speed", &c.slow_speed, above_to(0, 1000)},
+      {"cluster.slow_speed",
+       &c.slow_speed,
+       above_to(0, 1000),
+       {when_given("cluster.slow_ranks", "cluster.slow_ranks")}},
   };
 }
 
-std::vector<TomlKey> training_keys(Scenario::Training& t) {
+std::vector<TomlKey> training_keys(Scenario& s) {
+  Scenario::Training& t = s.training;
+  const bool fails = std::ranges::any_of(s.events, &Event::failure);
+  const ActsIf after_failures = when_so(fails, "no failure", "an [[event]] with failure = true");
+  const ActsIf restarts = when_so(
+      fails || std::ranges::any_of(s.events, [](const Event& e) { return !e.leave.empty(); }),
+      "no rank that leaves or fails", "an [[event]] with leave or failure");
   return {
       {"training.steps", &t.steps, between(1, kMaxSteps)},
       {"training.micro_batches", &t.micro_batches, between(1, 65536)},
@@ -85,29 +129,44 @@ std::vector<TomlKey> training_keys(Scenario::Training& t) {
       {"training.recompute", &t.recompute, readable_by(plan::parse_recompute)},
       {"training.seed", &t.seed, at_least(0)},
       {"training.sample_every", &t.sample_every, between(1, kMaxSteps)},
-      {"training.checkpoint_every", &t.checkpoint_every, between(0, kMaxSteps)},
-      {"training.restart", TomlSeconds{&t.restart_s}, between(0, 1e6, "seconds")},
+      {"training.checkpoint_every", &t.checkpoint_every, between(0, kMaxSteps), {after_failures}},
+      {"training.restart", TomlSeconds{&t.restart_s}, between(0, 1e6, "seconds"), {restarts}},
   };
 }
 
-std::vector<TomlKey> policy_keys(Scenario::Policy& p) {
+std::vector<TomlKey> policy_keys(Scenario& s) {
   const double largest = std::numeric_limits<double>::max();
+  Scenario::Policy& p = s.policy;
+  const bool any_replans = any_policy(s, replans);
+  const auto is_search = [](const Policy& policy) {
+    return policy.balancer == plan::Balancer::kSearch;
+  };
+  const ActsIf replanned =
+      when_so(any_replans, "no policy that re-plans", "a NAME such as optimal in policy.compare");
+  const ActsIf moved = when_so(any_replans || !s.events.empty(), "no policy that moves layers",
+                               "a NAME such as optimal in policy.compare");
+  const ActsIf searched =
+      when_so(any_policy(s, is_search), "no policy that searches", "search in policy.compare");
+  const ActsIf packed = when_so(
+      any_policy(s,
+                 [](const Policy& policy) { return policy.rank_use == control::RankUse::kFewest; }),
+      "no policy that packs", "a NAME+pack in policy.compare");
   return {
       {"policy.compare", &p.compare},
-      {"policy.noise", &p.noise, between(0, 1)},
-      {"policy.window", &p.window, between(1, 1000)},
-      {"policy.profile_share", &p.profile_share, between(0, 10)},
+      {"policy.noise", &p.noise, between(0, 1), {replanned}},
+      {"policy.window", &p.window, between(1, 1000), {replanned}},
+      {"policy.profile_share", &p.profile_share, between(0, 10), {replanned}},
       {"policy.plan", TomlSeconds{&p.plan_s}, between(0, 1e6, "seconds")},
-      {"policy.search", TomlSeconds{&p.search_s}, between(0, 1e6, "seconds")},
-      {"policy.move_bandwidth", TomlBandwidth{&p.move_bandwidth}, above_to(0, largest)},
-      {"policy.move_fixed", TomlSeconds{&p.move_fixed_s}, between(0, 1e6, "seconds")},
-      {"policy.minimum_gain", &p.minimum_gain, between(0, 1)},
-      {"policy.noise_factor", &p.noise_factor, between(0, 1000)},
-      {"policy.horizon_steps", &p.horizon_steps, between(0, kMaxSteps)},
-      {"policy.pack_slack", &p.pack_slack, between(0, 10)},
-      {"policy.release_after", &p.release_after, between(1, kMaxSteps)},
-      {"policy.ranks_min", &p.ranks_min, between(1, kMaxPipelineRanks)},
-      {"policy.evaluations", &p.evaluations, between(0, 10'000'000)},
+      {"policy.search", TomlSeconds{&p.search_s}, between(0, 1e6, "seconds"), {searched}},
+      {"policy.move_bandwidth", TomlBandwidth{&p.move_bandwidth}, above_to(0, largest), {moved}},
+      {"policy.move_fixed", TomlSeconds{&p.move_fixed_s}, between(0, 1e6, "seconds"), {moved}},
+      {"policy.minimum_gain", &p.minimum_gain, between(0, 1), {replanned}},
+      {"policy.noise_factor", &p.noise_factor, between(0, 1000), {replanned}},
+      {"policy.horizon_steps", &p.horizon_steps, between(0, kMaxSteps), {replanned}},
+      {"policy.pack_slack", &p.pack_slack, between(0, 10), {packed}},
+      {"policy.release_after", &p.release_after, between(1, kMaxSteps), {packed}},
+      {"policy.ranks_min", &p.ranks_min, between(1, kMaxPipelineRanks), {packed}},
+      {"policy.evaluations", &p.evaluations, between(0, 10'000'000), {searched}},
   };
 }
 
@@ -184,16 +243,18 @@ bool says_nothing(std::string_view text) {
 }
 
 Expected<Scenario> read_text(std::string_view text, std::string_view origin,
-                             std::span<const std::string> settings,
+                             std::vector<std::string> settings, std::vector<std::string> compare,
                              const std::filesystem::path& folder) {
   Scenario scenario;
-  const std::vector<TomlKey> keys = keys_of(scenario);
-  DYNMO_TRY(apply_toml(keys, text, origin));
+  DYNMO_TRY(apply_toml(keys_of(scenario), text, origin));
   for (std::string* path :
        {&scenario.model.config, &scenario.model.profile, &scenario.dynamism.trace}) {
     *path = resolved(*path, folder);
   }
-  DYNMO_TRY(apply_toml_settings(keys, settings, "training.steps=100"));
+  if (!compare.empty()) settings.push_back("policy.compare=" + toml_value(&compare));
+  Scenario standard;
+  DYNMO_TRY(apply_overrides([&] { return keys_of(scenario); }, keys_of(standard), settings,
+                            "training.steps=100"));
   if (const auto valid = validate(scenario); !valid) {
     std::string message = valid.error().message;  // names from the file can have any bytes
     std::replace(message.begin(), message.end(), '\n', ' ');
@@ -204,19 +265,22 @@ Expected<Scenario> read_text(std::string_view text, std::string_view origin,
 
 }  // namespace
 
-Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin) {
-  return read_text(text, origin, {}, {});
+Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin,
+                                  std::vector<std::string> compare) {
+  return read_text(text, origin, {}, std::move(compare), {});
 }
 
 Expected<Scenario> read_scenario(const std::filesystem::path& path,
-                                 std::span<const std::string> settings) {
+                                 std::span<const std::string> settings,
+                                 std::vector<std::string> compare) {
   DYNMO_ASSIGN(const std::string text, read_file(path, kMaxTomlBytes));
   if (settings.empty() && says_nothing(text)) {
     return make_error(ErrorCode::kBadInput,
                       "{}: is empty, wanted a scenario, such as one of examples/scenarios",
                       path.string());
   }
-  return read_text(text, path.string(), settings, path.parent_path());
+  return read_text(text, path.string(), {settings.begin(), settings.end()}, std::move(compare),
+                   path.parent_path());
 }
 
 std::vector<TomlKey> keys_of(Scenario& s) {
@@ -229,14 +293,16 @@ std::vector<TomlKey> keys_of(Scenario& s) {
   append(cluster_keys(s.cluster));
   append({{"dynamism.source", &s.dynamism.source}, {"dynamism.trace", &s.dynamism.trace}});
   append(s.sources.scenario_keys());
-  append(training_keys(s.training));
-  append(policy_keys(s.policy));
+  append(training_keys(s));
+  append(policy_keys(s));
   append({{"event", tables_of(s.events)}});
   return keys;
 }
 
 Expected<void> validate(const Scenario& scenario) {
   Scenario copy = scenario;
+  Scenario standard;
+  standard.sources = scenario.sources.defaults();
   DYNMO_TRY(check_values(keys_of(copy)));
   DYNMO_TRY(require(scenario.model.config.empty() || scenario.model.profile.empty(),
                     "model.profile", scenario.model.profile,
@@ -254,7 +320,18 @@ Expected<void> validate(const Scenario& scenario) {
   DYNMO_TRY(require(!compare.empty() && compare.size() <= 32, "policy.compare", compare.size(),
                     "1 to 32 names"));
   for (const std::string& name : compare) DYNMO_TRY(parse_policy(name));
-  return check_events(scenario);
+  DYNMO_TRY(check_events(scenario));
+  return check_effects(keys_of(copy), keys_of(standard));
+}
+
+std::string idle_source(const Scenario& scenario) {
+  const bool sized = scenario.model.config.empty();
+  for (const std::string_view table : scenario.sources.tables()) {
+    if (dynamism::load_name(table) != scenario.dynamism.source) continue;
+    return scenario.sources.idle_in(table, {.steps = scenario.training.steps,
+                                            .blocks = sized ? scenario.model.shape.blocks : 0});
+  }
+  return "";
 }
 
 std::string to_toml(const Scenario& scenario) {

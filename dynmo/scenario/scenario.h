@@ -103,13 +103,20 @@ inline constexpr std::int64_t kMaxSteps = 10'000'000;
 [[nodiscard]] std::vector<TomlKey> keys_of(Scenario& scenario);
 // Reads and validates. Takes any bytes; kBadInput with `origin` and line as core/toml.h says, or
 // with key, value and range.
-[[nodiscard]] Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin);
+// Names in `compare` take the place of policy.compare; a key that they leave without its effect
+// goes back to its default.
+[[nodiscard]] Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin,
+                                                std::vector<std::string> compare = {});
 // The same of a file, with "table.key=value" changes over it. Paths in the file are relative to the
 // file's folder.
 [[nodiscard]] Expected<Scenario> read_scenario(const std::filesystem::path& path,
-                                               std::span<const std::string> settings = {});
-// Ranges and combinations that no scenario can have.
+                                               std::span<const std::string> settings = {},
+                                               std::vector<std::string> compare = {});
+// Ranges and combinations that no scenario can have, and keys that are given and have no effect.
 [[nodiscard]] Expected<void> validate(const Scenario& scenario);
+// Why the source of dynamism does nothing in so few steps or blocks; "": it does something, or
+// there is none.
+[[nodiscard]] std::string idle_source(const Scenario& scenario);
 // The resolved form; parse_scenario reads it back to the same value.
 [[nodiscard]] std::string to_toml(const Scenario& scenario);
 

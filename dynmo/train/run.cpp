@@ -20,7 +20,8 @@ namespace {
 // All ranks do this before the run itself.
 Expected<Inputs> prepare(transport::Transport& transport, TrainOptions& options,
                          const Reporter& reporter) {
-  DYNMO_TRY(pipeline_ranks(options.config, transport.size()));
+  DYNMO_ASSIGN(const int ranks, pipeline_ranks(options.config, transport.size()));
+  if (!options.resume) DYNMO_TRY(check_ranks(options.config, ranks));
   DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
   DYNMO_TRY(check_same_settings(transport, options, inputs.batches.vocabulary()));
   DYNMO_TRY(check_folder_is_free(options));

@@ -30,11 +30,8 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-Expected<void> run(Simulated& simulated, const std::vector<std::string>& policies,
-                   int trace_steps) {
-  scenario::Scenario& asked = simulated.scenario;
-  if (!policies.empty()) asked.policy.compare = policies;
-  DYNMO_TRY(scenario::validate(asked));
+Expected<void> run(Simulated& simulated, int trace_steps) {
+  const scenario::Scenario& asked = simulated.scenario;
   DYNMO_ASSIGN(const scenario::Job job, scenario::make_job(asked));
   DYNMO_ASSIGN(simulated.comparison,
                scenario::compare(
@@ -50,8 +47,8 @@ std::unique_ptr<Simulated> simulate_file(const std::string& path,
   auto simulated = std::make_unique<Simulated>();
   const Expected<void> done = [&]() -> Expected<void> {
     const nb::gil_scoped_release release;
-    DYNMO_ASSIGN(simulated->scenario, scenario::read_scenario(path, settings));
-    return run(*simulated, policies, trace_steps);
+    DYNMO_ASSIGN(simulated->scenario, scenario::read_scenario(path, settings, policies));
+    return run(*simulated, trace_steps);
   }();
   raise_if_error(done);
   return simulated;
@@ -63,8 +60,8 @@ std::unique_ptr<Simulated> simulate_text(const std::string& text,
   auto simulated = std::make_unique<Simulated>();
   const Expected<void> done = [&]() -> Expected<void> {
     const nb::gil_scoped_release release;
-    DYNMO_ASSIGN(simulated->scenario, scenario::parse_scenario(text, "scenario"));
-    return run(*simulated, policies, trace_steps);
+    DYNMO_ASSIGN(simulated->scenario, scenario::parse_scenario(text, "scenario", policies));
+    return run(*simulated, trace_steps);
   }();
   raise_if_error(done);
   return simulated;

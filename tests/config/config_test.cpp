@@ -192,7 +192,7 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message,
             "balance.balancer: balancer 'tyme' is not known, did you mean 'time'?");
   config = {};
-  config.sources.get<dynamism::FreezingOptions>().schedule.start = 0.9;
+  config.sources.enable<dynamism::FreezingOptions>().schedule.start = 0.9;
   EXPECT_EQ(validate(config).error().message,
             "freezing.start is 0.9, wanted at most freezing.end, which is 0.7");
   config = {};

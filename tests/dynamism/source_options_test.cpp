@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/dynamism/combinations.h"
 #include "dynmo/dynamism/early_exit/options.h"
@@ -123,7 +124,7 @@ std::string refusal(const Options& options) {
   return valid ? std::string() : valid.error().message;
 }
 
-TEST(UnusedKeys, OfMixturesOfExpertsAreRefusedByName) {
+TEST(IdleKeys, OfMixturesOfExpertsAreRefusedByName) {
   EXPECT_EQ(
       refusal(MoeOptions{
           .router = MoeRouter::kExpertChoice, .drop = MoeDrop::kProbability, .capacity_factor = 2}),
@@ -131,7 +132,7 @@ TEST(UnusedKeys, OfMixturesOfExpertsAreRefusedByName) {
       "wanted another moe.router, or no moe.drop");
   EXPECT_EQ(refusal(MoeOptions{.router = MoeRouter::kBalanced, .capacity_factor = 1}),
             "moe.capacity_factor is 1.0 with moe.router = balanced, which does not use it: wanted "
-            "a number below 1, or no moe.capacity_factor");
+            "another moe.router or a number below 1, or no moe.capacity_factor");
   EXPECT_EQ(refusal(MoeOptions{.drop = MoeDrop::kProbability}),
             "moe.drop is 'probability' with moe.capacity_factor = 0, which does not use it: wanted "
             "a moe.capacity_factor above 0, or no moe.drop");
@@ -151,7 +152,7 @@ TEST(UnusedKeys, OfMixturesOfExpertsAreRefusedByName) {
   EXPECT_EQ(refusal(MoeOptions{.drop = MoeDrop::kProbability, .capacity_factor = 1}), "");
 }
 
-TEST(UnusedKeys, OfTheOtherSourcesAreRefusedByName) {
+TEST(IdleKeys, OfTheOtherSourcesAreRefusedByName) {
   EXPECT_EQ(refusal(SparseAttentionOptions{.dropped = 0.1}),
             "sparse_attention.dropped is 0.1 with sparse_attention.rule = hash, which does not use "
             "it: wanted sparse_attention.rule = drop, or no sparse_attention.dropped");
@@ -237,6 +238,13 @@ TEST(Combinations, NameSourcesThatThereAre) {
   }
 }
 
+// "0..1", "0..below 1".
+std::string short_text(const Range& range) {
+  std::string text = text_of(range);
+  if (const std::size_t to = text.find(" to "); to != std::string::npos) text.replace(to, 4, "..");
+  return text;
+}
+
 // The keys of all sources as docs/sources.md shows them.
 std::string keys_text(std::vector<SourceEntry> entries) {
   std::string text;
@@ -245,17 +253,50 @@ std::string keys_text(std::vector<SourceEntry> entries) {
     for (const SourceKey& key : entry.keys(entry.defaults)) {
       const auto* range = std::get_if<Range>(&key.allowed);
       const auto* choice = std::get_if<TomlChoice>(&key.field);
-      text += fmt::format("{:<26} # {} ({}){}\n",
+      std::string conditions;
+      for (const ActsIf& condition : key.acts_if) {
+        conditions += (conditions.empty() ? ", if " : "; ") + page_text_of(condition);
+      }
+      text += fmt::format("{:<26} # {} ({}){}{}\n",
                           fmt::format("{} = {}", key.name, toml_value(key.field)), key.help,
-                          range != nullptr    ? text_of(*range)
+                          range != nullptr    ? short_text(*range)
                           : choice != nullptr ? listed(choice->names)
                                               : "text",
+                          conditions,
                           key.used_by == UsedBy::kLoad       ? " [scenario]"
                           : key.used_by == UsedBy::kTraining ? " [training]"
                                                              : "");
     }
   }
   return text;
+}
+
+// One mechanism for all sources; what a run of so few steps or blocks leaves undone.
+TEST(SourceOptions, ASourceWithNothingToDoSaysSoBeforeItStarts) {
+  const auto idle = [](std::string_view table, std::int64_t steps, std::int64_t blocks) {
+    return SourceOptions().idle_in(table, {.steps = steps, .blocks = blocks});
+  };
+  EXPECT_EQ(idle("early_exit", 500, 8),
+            "early_exit.warm_up is 500: no token would leave in 500 steps, as the run ends before "
+            "the warm-up; wanted a shorter warm-up or more steps");
+  EXPECT_EQ(idle("early_exit", 501, 8), "");
+  EXPECT_NE(idle("early_exit", 501, 4), "");
+  EXPECT_EQ(idle("early_exit", 0, 4), "") << "of how many steps is not known";
+  EXPECT_EQ(
+      idle("pruning", 3000, 8),
+      "pruning.start is 3000: no weight would be pruned in 3000 steps, as the run ends before; "
+      "wanted an earlier start or more steps");
+  EXPECT_EQ(idle("pruning", 3001, 8), "");
+  EXPECT_EQ(
+      idle("mixture_of_depths", 10, 1),
+      "mixture_of_depths.every is 2: no block would choose tokens in 10 steps, as the model has "
+      "1 blocks; wanted a smaller number");
+  EXPECT_EQ(idle("mixture_of_depths", 10, 2), "");
+  EXPECT_EQ(idle("freezing", 1, 8).substr(0, 61),
+            "freezing.start is 0.1: no layer would freeze in 1 steps, as t");
+  EXPECT_EQ(idle("freezing", 100, 8), "");
+  EXPECT_EQ(idle("moe", 1, 1), "");
+  EXPECT_EQ(idle("sparse_attention", 1, 1), "");
 }
 
 TEST(SourceOptions, ThePageHasAllKeysTheirDefaultsAndRanges) {

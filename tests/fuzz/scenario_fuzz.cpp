@@ -18,7 +18,8 @@ Outcome run_target(std::string_view text) {
 
 std::vector<std::string> seeds() {
   return {
-      "[model]\nfamily = \"llama\"\nblocks = 8\n[cluster]\nmemory = \"80GiB\"\nbetween_latency = "
+      "[model]\nfamily = \"llama\"\nblocks = 8\n[cluster]\npipeline_ranks = 16\nmemory = "
+      "\"80GiB\"\nbetween_latency = "
       "\"20us\"\nnic_bandwidth = \"50 GB/s\"\n[[event]]\nstep = 3\nleave = [1, 2]\nfailure = "
       "true\n[[event]]\nstep = 9\njoin = [1]\n",
       scenario::to_toml({})};

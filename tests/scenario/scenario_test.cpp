@@ -61,6 +61,7 @@ TEST(ScenarioFile, SlicesOfTheHeadAreOfAShape) {
 
 TEST(ScenarioFile, ResolvedFormReadsBackToTheSame) {
   Scenario scenario;
+  scenario.cluster.pipeline_ranks = 16;
   scenario.cluster.nic_bandwidth = 0.1 + 0.2;
   scenario.events = {{.step = 3, .leave = {1, 2}, .join = {}, .replicas = 0, .failure = true}};
   const auto back = parse_scenario(to_toml(scenario), "s.toml");

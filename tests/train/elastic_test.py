@@ -424,15 +424,15 @@ class Elastic(ElasticCase):
 class ElasticInput(RunCase):
     def test_settings(self):
         for extra, wanted in (
-                (("elastic.pack=auto",), "never without elastic.enabled = true"),
+                (("elastic.pack=auto",), "elastic.pack is 'auto' with elastic.enabled = false, which does not use it"),
                 (("elastic.enabled=true", "elastic.pack=auto", "balance.enabled=false"), "never with balance.enabled = false"),
-                (("elastic.pack_ranks=2",), "0 without elastic.enabled = true"),
+                (("elastic.pack_ranks=2",), "elastic.pack_ranks is 2 with elastic.enabled = false"),
                 (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
                 (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
-                (("elastic.release_command=sh",), "none without elastic.enabled = true"),
+                (("elastic.release_command=sh",), "elastic.release_command is 'sh' with elastic.enabled = false"),
                 (("elastic.enabled=true", "run.device=cuda"), "false with run.device = cuda"),
                 (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0"),
-                (("elastic.listen=loopback",), "auto without elastic.enabled = true"),
+                (("elastic.listen=loopback",), "elastic.listen is 'loopback' with elastic.enabled = false"),
                 (("elastic.enabled=true", "elastic.listen="), "auto, loopback or an address of this host"),
                 (("elastic.enabled=true", "elastic.listen=192.0.2.1"), "'192.0.2.1' is no address of this host")):
             result = self.run_command(self.command("-n", "2", run="refused", extra=extra))

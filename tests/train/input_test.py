@@ -220,7 +220,7 @@ class DryRun(RunCase):
         self.assert_error(self.dry_run("--cluster", str(self.folder / "none.json")), 2, "none.json")
         hosts.write_text("{}")
         self.assert_error(self.dry_run("--cluster", str(hosts)), 2, "hosts.json")
-        self.assert_error(self.run_command(self.command("--cluster", str(hosts), run="never")), 2, "--cluster without --dry-run")
+        self.assert_error(self.run_command(self.command("--cluster", str(hosts), run="never")), 2, "--cluster does nothing here: wanted --dry-run with it")
 
     def test_what_cannot_be_run_is_an_error_here_too(self):
         self.assert_error(self.dry_run("-n", "9"), 2, "9 ranks")

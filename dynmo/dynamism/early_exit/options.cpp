@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "dynmo/core/effects.h"
+
 namespace dynmo::dynamism {
 namespace {
 
@@ -15,11 +17,14 @@ constexpr std::array<std::string_view, 3> kConfidenceNames = {"gap", "similarity
 }  // namespace
 
 std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
+  const ActsIf follows = when("threshold", between(0, 0), "early_exit.threshold = 0");
+  const ActsIf leaves = when("threshold", from_below(0, 1), "early_exit.threshold = 0");
   return {
       {.name = "survivors",
        .field = &o.survivors,
        .allowed = between(1e-6, 1),
-       .help = "share of the tokens behind the last exit in the end"},
+       .help = "share of the tokens behind the last exit in the end",
+       .acts_if = {follows}},
       {.name = "exit_every",
        .field = &o.exit_every,
        .allowed = between(1, 1e6),
@@ -31,11 +36,13 @@ std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
       {.name = "warm_up",
        .field = &o.warm_up,
        .allowed = between(0, 1e9),
-       .help = "steps without exits"},
+       .help = "steps without exits",
+       .acts_if = {leaves}},
       {.name = "ramp_steps",
        .field = &o.ramp_steps,
        .allowed = between(1, 1e9),
-       .help = "time constant of the log of the survivors behind it"},
+       .help = "time constant of the log of the survivors behind it",
+       .acts_if = {follows}},
       {.name = "confidence",
        .field = toml_choice(&o.confidence, kConfidenceNames),
        .allowed = {},
@@ -68,7 +75,8 @@ std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
        .field = &o.drift_steps,
        .allowed = between(1, 1e9),
        .help = "... wholly after so many steps",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {when("drift", above(0), "an early_exit.drift above 0")}},
   };
 }
 
@@ -83,12 +91,22 @@ Expected<void> check_training(const EarlyExitOptions& options, const TrainingSet
         "early_exit.exited is propagated, wanted removed: a training computes nothing "
         "of tokens that have left");
   }
-  if (options.threshold == 0) return {};
-  UnusedKeys unused{.names = {"survivors", "ramp_steps"},
-                    .cause = fmt::format("early_exit.threshold = {}", options.threshold),
-                    .wanted = "early_exit.threshold = 0"};
-  if (options.threshold == 1) unused.names.emplace_back("warm_up");
-  return check_unused("early_exit", options, unused);
+  return {};
+}
+
+std::optional<Idle> idle_in(const EarlyExitOptions& options, const TrainingSetting& setting) {
+  const bool has_exits = setting.blocks == 0 || options.exit_every < setting.blocks;
+  if (has_exits && (options.warm_up < setting.steps || options.threshold == 1)) return {};
+  Idle idle{.given = fmt::format("early_exit.warm_up is {}", options.warm_up),
+            .nothing = "no token would leave",
+            .why = "the run ends before the warm-up",
+            .wanted = "a shorter warm-up or more steps"};
+  if (!has_exits) {
+    idle.given = fmt::format("early_exit.exit_every is {}", options.exit_every);
+    idle.why = fmt::format("the last block has no exit and model.blocks is {}", setting.blocks);
+    idle.wanted = "fewer blocks between exits";
+  }
+  return idle;
 }
 
 double scheduled_survivors(const EarlyExitOptions& options, std::int64_t step, int exit,

@@ -4,6 +4,7 @@
 // Early exit: its keys, one table for a training and for a scenario.
 
 #include <cstdint>
+#include <optional>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/source_entry.h"
@@ -49,6 +50,9 @@ struct EarlyExitOptions {
 // kBadInput: tokens that have left are propagated, which no training does.
 [[nodiscard]] Expected<void> check_training(const EarlyExitOptions& options,
                                             const TrainingSetting& setting);
+// A warm-up as long as the run, or too few blocks for an exit.
+[[nodiscard]] std::optional<Idle> idle_in(const EarlyExitOptions& options,
+                                          const TrainingSetting& setting);
 // Share of the tokens that exit number `exit`, from 1, of `exits` leaves behind it in a step;
 // before the first one all are left. What exits of a training aim at, and a load model spreads.
 [[nodiscard]] double scheduled_survivors(const EarlyExitOptions& options, std::int64_t step,

@@ -4,6 +4,7 @@
 // Layer freezing: its keys, one table for a training and for a scenario.
 
 #include <cstdint>
+#include <optional>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/source_entry.h"
@@ -63,11 +64,12 @@ struct FreezingOptions {
 // kBadInput naming the key: a value outside its range, start behind end.
 [[nodiscard]] Expected<void> check(const FreezingOptions& options);
 [[nodiscard]] Expected<void> check(const FreezingSchedule& schedule);
-// kBadInput where a training cannot freeze so: a rule that only load models know, a key of another
-// rule that is not at its default, checks or changes that come too late in the run to freeze
-// anything, checks of kPlasticity without a step between, emulated layers for a rule that follows
-// what they learn.
+// kBadInput where a training cannot freeze so: a rule that only load models know, checks of
+// kPlasticity without a step between, emulated layers for a rule that follows what they learn.
 [[nodiscard]] Expected<void> check_training(const FreezingOptions& options,
                                             const TrainingSetting& setting);
+// Changes or checks that come too late in the run to freeze anything.
+[[nodiscard]] std::optional<Idle> idle_in(const FreezingOptions& options,
+                                          const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/mixture_of_depths/options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -32,6 +34,20 @@ std::vector<SourceKey> keys_of(MixtureOfDepthsOptions& o) {
 
 Expected<void> check(const MixtureOfDepthsOptions& options) {
   return check_key_values("mixture_of_depths", options);
+}
+
+std::optional<Idle> idle_in(const MixtureOfDepthsOptions& options, const TrainingSetting& setting) {
+  for (std::int64_t block = 0; block < setting.blocks; ++block) {
+    if (is_routed(options, block)) return {};
+  }
+  if (setting.blocks == 0) return {};
+  const bool first = options.first_block >= setting.blocks;
+  return Idle{.given = first
+                           ? fmt::format("mixture_of_depths.first_block is {}", options.first_block)
+                           : fmt::format("mixture_of_depths.every is {}", options.every),
+              .nothing = "no block would choose tokens",
+              .why = fmt::format("the model has {} blocks", setting.blocks),
+              .wanted = first ? "an earlier block" : "a smaller number"};
 }
 
 bool is_routed(const MixtureOfDepthsOptions& options, std::int64_t block) {

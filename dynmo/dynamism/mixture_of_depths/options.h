@@ -4,8 +4,10 @@
 // Mixture of depths: its keys, one table for a training and for a scenario.
 
 #include <cstdint>
+#include <optional>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
@@ -20,6 +22,9 @@ struct MixtureOfDepthsOptions {
 [[nodiscard]] std::vector<SourceKey> keys_of(MixtureOfDepthsOptions& options);
 // kBadInput naming the key: a value outside its range.
 [[nodiscard]] Expected<void> check(const MixtureOfDepthsOptions& options);
+// No block of the model is routed.
+[[nodiscard]] std::optional<Idle> idle_in(const MixtureOfDepthsOptions& options,
+                                          const TrainingSetting& setting);
 
 // Blocks are counted from 0.
 [[nodiscard]] bool is_routed(const MixtureOfDepthsOptions& options, std::int64_t block);

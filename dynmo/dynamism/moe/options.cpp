@@ -7,7 +7,8 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <utility>
+
+#include "dynmo/core/effects.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -20,6 +21,20 @@ constexpr double kMaxLayerExperts = 4096;  // of a layer: each is three paramete
 }  // namespace
 
 std::vector<SourceKey> keys_of(MoeOptions& o) {
+  const std::string router =
+      fmt::format("moe.router = {}", kRoutingNames[static_cast<std::size_t>(o.router)]);
+  // A loss of 0 is what the other routers have.
+  const ActsIf balances =
+      when_so(o.router == MoeRouting::kTopK || o.aux_loss == 0, router, "moe.router = top_k");
+  // A balanced router never gives an expert more than the even share.
+  const ActsIf bounds = when_so(o.router != MoeRouting::kBalanced || o.capacity_factor < 1, router,
+                                "another moe.router or a number below 1");
+  const ActsIf chooses =
+      when("router", Names{"top_k", "bias", "sinkhorn", "balanced"}, "another moe.router");
+  const ActsIf drops = when("capacity_factor", above(0), "a moe.capacity_factor above 0");
+  const ActsIf drawn = when_empty("counts");
+  const ActsIf drifts = when("drift", above(0), "a moe.drift above 0");
+  const ActsIf settles = either(when("early_skew", above(0), "a moe.early_skew above 0"), drifts);
   return {
       {.name = "experts",
        .field = &o.experts,
@@ -44,8 +59,9 @@ std::vector<SourceKey> keys_of(MoeOptions& o) {
       {.name = "aux_loss",
        .field = &o.aux_loss,
        .allowed = between(0, 1e6),
-       .help = "top_k: factor of the loss of uneven counts",
-       .used_by = UsedBy::kTraining},
+       .help = "factor of the loss of uneven counts",
+       .used_by = UsedBy::kTraining,
+       .acts_if = {balances}},
       {.name = "z_loss",
        .field = &o.z_loss,
        .allowed = between(0, 1e6),
@@ -54,8 +70,9 @@ std::vector<SourceKey> keys_of(MoeOptions& o) {
       {.name = "bias_rate",
        .field = &o.bias_rate,
        .allowed = between(0, 1),
-       .help = "bias: what a step adds to the bias of an expert below the mean",
-       .used_by = UsedBy::kTraining},
+       .help = "what a step adds to the bias of an expert below the mean",
+       .used_by = UsedBy::kTraining,
+       .acts_if = {when("router", Names{"bias"})}},
       {.name = "expert_ranks",
        .field = &o.expert_ranks,
        .allowed = between(1, 1e6),
@@ -70,46 +87,55 @@ std::vector<SourceKey> keys_of(MoeOptions& o) {
        .field = &o.min_skew,
        .allowed = between(0, 10),
        .help = "exponent of Zipf's law over the experts: smallest of a layer",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {drawn}},
       {.name = "max_skew",
        .field = &o.max_skew,
        .allowed = between(0, 10),
        .help = "... and largest",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {drawn}},
       {.name = "early_skew",
        .field = &o.early_skew,
        .allowed = between(0, 10),
        .help = "the exponent starts this much (relative) higher",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {drawn}},
       {.name = "settle_steps",
        .field = &o.settle_steps,
        .allowed = between(1, 1e9),
        .help = "... and settles with this time constant",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {drawn, settles}},
       {.name = "drift",
        .field = &o.drift,
        .allowed = between(0, 10),
        .help = "std of an expert's log popularity",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {drawn}},
       {.name = "drift_steps",
        .field = &o.drift_steps,
        .allowed = between(1, 1e9),
        .help = "... which has changed wholly after so many steps",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {drawn, drifts}},
       {.name = "capacity_factor",
        .field = &o.capacity_factor,
        .allowed = between(0, 1e6),
-       .help = "times the even share of an expert, the rest is dropped; 0: dropless"},
+       .help = "times the even share of an expert, the rest is dropped; 0: dropless",
+       .acts_if = {bounds}},
       {.name = "drop",
        .field = toml_choice(&o.drop, kDroppingNames),
        .allowed = {},
-       .help = "with a capacity_factor: which tokens an expert drops, the last or the least likely",
-       .used_by = UsedBy::kTraining},
+       .help = "which tokens an expert drops, the last or the least likely",
+       .used_by = UsedBy::kTraining,
+       .acts_if = {chooses, drops}},
       {.name = "sampled_micro_batches",
        .field = &o.sampled_micro_batches,
        .allowed = between(1, 10000),
        .help = "whose mean is the cost of a step",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {drawn}},
   };
 }
 
@@ -122,31 +148,6 @@ Expected<void> check(const MoeOptions& options) {
   if (options.min_skew <= options.max_skew) return {};
   return make_error(ErrorCode::kBadInput, "moe.min_skew is {}, wanted at most moe.max_skew, {}",
                     options.min_skew, options.max_skew);
-}
-
-Expected<void> check_training(const MoeOptions& o, const TrainingSetting&) {
-  const auto unused = [&](std::string_view name, std::string wanted) {
-    const auto router = kRoutingNames[static_cast<std::size_t>(o.router)];
-    return check_unused("moe", o,
-                        {.names = {name},
-                         .cause = fmt::format("moe.router = {}", router),
-                         .wanted = std::move(wanted)});
-  };
-  // (A loss of 0 is what the other routers have.)
-  if (o.router != MoeRouter::kTopK && o.aux_loss != 0) {
-    DYNMO_TRY(unused("aux_loss", "moe.router = top_k"));
-  }
-  if (o.router != MoeRouter::kBias) DYNMO_TRY(unused("bias_rate", "moe.router = bias"));
-  if (o.router == MoeRouter::kExpertChoice) DYNMO_TRY(unused("drop", "another moe.router"));
-  // It never gives an expert more than the even share.
-  if (o.router == MoeRouter::kBalanced && o.capacity_factor >= 1) {
-    DYNMO_TRY(unused("capacity_factor", "a number below 1"));
-  }
-  if (o.capacity_factor > 0) return {};
-  return check_unused("moe", o,
-                      {.names = {"drop"},
-                       .cause = "moe.capacity_factor = 0",
-                       .wanted = "a moe.capacity_factor above 0"});
 }
 
 }  // namespace dynmo::dynamism

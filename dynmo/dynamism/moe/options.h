@@ -8,7 +8,6 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/moe/routing.h"
-#include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
@@ -45,8 +44,5 @@ struct MoeOptions {
 // kBadInput naming the key: a value outside its range, min_skew above max_skew, top_k
 // above experts.
 [[nodiscard]] Expected<void> check(const MoeOptions& options);
-// Checks the further rules of a training, on keys without effect; errors name keys.
-[[nodiscard]] Expected<void> check_training(const MoeOptions& options,
-                                            const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/pruning/options.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <string_view>
+
+#include "dynmo/core/effects.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -12,6 +16,8 @@ constexpr std::array<std::string_view, 2> kMagnitudeNames = {"scaled", "raw"};
 }  // namespace
 
 std::vector<SourceKey> keys_of(PruningOptions& o) {
+  const ActsIf more_than_once =
+      when_so(o.start < o.end, "pruning.start = pruning.end", "a later pruning.end");
   return {
       {.name = "start",
        .field = &o.start,
@@ -21,11 +27,16 @@ std::vector<SourceKey> keys_of(PruningOptions& o) {
        .field = &o.end,
        .allowed = between(0, 1e12),
        .help = "last one, a whole number of `every` behind start"},
-      {.name = "every", .field = &o.every, .allowed = between(1, 1e12), .help = "steps between"},
+      {.name = "every",
+       .field = &o.every,
+       .allowed = between(1, 1e12),
+       .help = "steps between",
+       .acts_if = {more_than_once}},
       {.name = "initial_sparsity",
        .field = &o.initial_sparsity,
        .allowed = between(0, 1),
-       .help = "share of the weights gone at start"},
+       .help = "share of the weights gone at start",
+       .acts_if = {more_than_once}},
       {.name = "final_sparsity",
        .field = &o.final_sparsity,
        .allowed = between(0, 1),
@@ -106,11 +117,15 @@ Expected<void> check_training(const PruningOptions& o, const TrainingSetting& se
                       "pruning.end or raise train.steps",
                       o.end, setting.steps);
   }
-  if (o.start < o.end) return {};
-  return check_unused("pruning", o,
-                      {.names = {"every", "initial_sparsity"},
-                       .cause = "pruning.start = pruning.end",
-                       .wanted = "a later pruning.end"});
+  return {};
+}
+
+std::optional<Idle> idle_in(const PruningOptions& o, const TrainingSetting& setting) {
+  if (o.start < setting.steps) return {};
+  return Idle{.given = fmt::format("pruning.start is {}", o.start),
+              .nothing = "no weight would be pruned",
+              .why = "the run ends before",
+              .wanted = "an earlier start or more steps"};
 }
 
 }  // namespace dynmo::dynamism

@@ -58,5 +58,8 @@ struct PruningOptions {
 // Checks the further rules of a training; errors name keys.
 [[nodiscard]] Expected<void> check_training(const PruningOptions& options,
                                             const TrainingSetting& setting);
+// The first step that prunes is behind the end of the run.
+[[nodiscard]] std::optional<Idle> idle_in(const PruningOptions& options,
+                                          const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism

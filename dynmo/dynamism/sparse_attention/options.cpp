@@ -4,6 +4,8 @@
 #include <array>
 #include <string_view>
 
+#include "dynmo/core/effects.h"
+
 namespace dynmo::dynamism {
 namespace {
 
@@ -12,6 +14,7 @@ constexpr std::array<std::string_view, 2> kSparseRuleNames = {"hash", "drop"};
 }  // namespace
 
 std::vector<SourceKey> keys_of(SparseAttentionOptions& o) {
+  const ActsIf hashes = when("rule", Names{"hash"});
   return {
       {.name = "rule",
        .field = toml_choice(&o.rule, kSparseRuleNames),
@@ -20,41 +23,49 @@ std::vector<SourceKey> keys_of(SparseAttentionOptions& o) {
       {.name = "buckets",
        .field = &o.buckets,
        .allowed = between(1, 1e6),
-       .help = "hash: that tokens are hashed into; 1 or even"},
+       .help = "that tokens are hashed into; 1 or even",
+       .acts_if = {hashes}},
       {.name = "dropped",
        .field = &o.dropped,
        .allowed = from_below(0, 1),
-       .help = "drop: share of the queries, and of the keys, that a head leaves out"},
+       .help = "share of the queries, and of the keys, that a head leaves out",
+       .acts_if = {when("rule", Names{"drop"})}},
       {.name = "min_skew",
        .field = &o.min_skew,
        .allowed = between(0, 1),
        .help = "log of the skew of the buckets, to base buckets: smallest of a layer",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {hashes}},
       {.name = "max_skew",
        .field = &o.max_skew,
        .allowed = between(0, 1),
        .help = "... and largest",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {hashes}},
       {.name = "drift",
        .field = &o.drift,
        .allowed = between(0, 10),
        .help = "std of a layer's skew",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {hashes}},
       {.name = "drift_steps",
        .field = &o.drift_steps,
        .allowed = between(1, 1e9),
        .help = "... which has changed wholly after so many steps",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {hashes, when("drift", above(0), "a sparse_attention.drift above 0")}},
       {.name = "micro_batch_noise",
        .field = &o.micro_batch_noise,
        .allowed = between(0, 10),
        .help = "std of the skew between micro-batches",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {hashes}},
       {.name = "sampled_micro_batches",
        .field = &o.sampled_micro_batches,
        .allowed = between(1, 10000),
        .help = "whose mean is the cost of a step",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {hashes}},
       {.name = "block",
        .field = &o.block,
        .allowed = between(0, 1e6),
@@ -75,15 +86,6 @@ Expected<void> check(const SparseAttentionOptions& options) {
   return make_error(ErrorCode::kBadInput,
                     "sparse_attention.min_skew is {}, wanted at most sparse_attention.max_skew, {}",
                     options.min_skew, options.max_skew);
-}
-
-Expected<void> check_training(const SparseAttentionOptions& options, const TrainingSetting&) {
-  const bool hash = options.rule == SparseRule::kHash;
-  return check_unused(
-      "sparse_attention", options,
-      {.names = {hash ? "dropped" : "buckets"},
-       .cause = hash ? "sparse_attention.rule = hash" : "sparse_attention.rule = drop",
-       .wanted = hash ? "sparse_attention.rule = drop" : "sparse_attention.rule = hash"});
 }
 
 }  // namespace dynmo::dynamism

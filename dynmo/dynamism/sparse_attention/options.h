@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
@@ -37,8 +36,5 @@ struct SparseAttentionOptions {
 // kBadInput naming the key: a value outside its range, min_skew above max_skew, an odd number of
 // buckets.
 [[nodiscard]] Expected<void> check(const SparseAttentionOptions& options);
-// Checks the further rules of a training, on keys without effect; errors name keys.
-[[nodiscard]] Expected<void> check_training(const SparseAttentionOptions& options,
-                                            const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism

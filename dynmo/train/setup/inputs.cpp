@@ -42,6 +42,12 @@ Expected<void> check_compared(const TrainOptions& options) {
                       "keep their ranks",
                       options.names.compare);
   }
+  if (!names.empty() && !options.config.balance.enabled) {
+    return make_error(ErrorCode::kBadInput,
+                      "balance.enabled is false with {}, where a run balances or not by its name: "
+                      "wanted balanced left out, and no balance.enabled",
+                      options.names.compare);
+  }
   if (!options.resume || names.empty()) return {};
   return make_error(ErrorCode::kBadInput,
                     "{} with {}: wanted one of them; a comparison starts at step 0",
@@ -68,6 +74,8 @@ Expected<Inputs> open_inputs(const TrainOptions& options) {
 Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
   DYNMO_TRY(validate(options.config));
   DYNMO_TRY(check_compared(options));
+  // A run that goes on may have fewer ranks than it began with.
+  if (!options.resume) DYNMO_TRY(check_ranks(options.config, ranks));
   auto inputs = open_inputs(options);
   if (!inputs && options.resume) {
     return make_error(inputs.error().code,

@@ -97,7 +97,7 @@ compare = ["uniform", "optimal"]
 
     def test_generates_and_is_not_exported(self):
         for run, extra in (("gap", ()), ("similarity", ("early_exit.confidence=similarity",)),
-                           ("classifier", ("early_exit.confidence=classifier", "model.family=gpt2", "model.kv_heads=0"))):
+                           ("classifier", ("early_exit.confidence=classifier", "model.family=gpt2"))):
             self.train(run, 1, *extra)
             text = self.generate(run)
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)

@@ -32,7 +32,7 @@ class SparseAttention(SourceCase):
 
     def test_generates_and_is_not_exported(self):
         for run, extra in (("hash", ()), ("drop", ("sparse_attention.rule=drop", "sparse_attention.buckets=16")),
-                           ("gpt2", ("model.family=gpt2", "model.kv_heads=0"))):
+                           ("gpt2", ("model.family=gpt2",))):
             self.train(run, 1, *extra)
             text = self.generate(run)
             self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
