@@ -25,9 +25,9 @@ std::vector<SourceKey> keys_of(MoeOptions& o) {
       fmt::format("moe.router = {}", kRoutingNames[static_cast<std::size_t>(o.router)]);
   // A loss of 0 is what the other routers have.
   const ActsIf balances =
-      when_so(o.router == MoeRouting::kTopK || o.aux_loss == 0, router, "moe.router = top_k");
+      when_so(o.router == MoeRouter::kTopK || o.aux_loss == 0, router, "moe.router = top_k");
   // A balanced router never gives an expert more than the even share.
-  const ActsIf bounds = when_so(o.router != MoeRouting::kBalanced || o.capacity_factor < 1, router,
+  const ActsIf bounds = when_so(o.router != MoeRouter::kBalanced || o.capacity_factor < 1, router,
                                 "another moe.router or a number below 1");
   const ActsIf chooses =
       when("router", Names{"top_k", "bias", "sinkhorn", "balanced"}, "another moe.router");
