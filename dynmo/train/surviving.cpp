@@ -73,7 +73,7 @@ Expected<plan::Plan> plan_again(const config::Config& config, const runtime::Ran
       proposed = propose_first_plan(quick, *costs, cluster);
     }
     if (!proposed) return proposed.error();
-    return std::move(proposed->proposal.plan);
+    return std::move(proposed->plan);
   }
   return even_plan(config, cluster, layers);
 }
