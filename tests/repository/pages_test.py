@@ -69,6 +69,9 @@ class Pages(unittest.TestCase):
     def test_are_short(self):
         words = {path.name: len(path.read_text().split()) for path in ROOT.glob("docs/*.md")}
         self.assertLessEqual(sum(words.values()), MAX_WORDS, sorted(words.items(), key=lambda item: -item[1]))
+        readme = (ROOT / "README.md").read_text().splitlines()
+        self.assertLessEqual(len(readme), 120)
+        self.assertEqual([line for line in readme if len(line) > 100], [])
 
     def test_say_what_each_block_is(self):
         found = [f"{path.relative_to(ROOT)}: ```{language}" for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
