@@ -30,6 +30,7 @@ void TrafficIntervals::begin(const GroupRun& run) {
   frozen_layers_ = -1;
   coming_.reset();
   predicted_.clear();
+  predict_step(run, run.pipeline().frozen_layers());
   begun_ = newest_ = run.transport().row();
 }
 
@@ -54,10 +55,7 @@ TrafficIntervals::Ended TrafficIntervals::after_step(transport::Transport& group
   if (changed || frozen_layers_ != report.frozen_layers) {
     add_steps();
     frozen_layers_ = report.frozen_layers;
-    step_ =
-        plan::traffic_of(plan_, run.pipeline().profiler().known(frozen_layers_),
-                         static_cast<int>(config_.batch.micro_batches * config_.batch.accumulation),
-                         static_cast<int>(config_.pipeline.replicas));
+    predict_step(run, frozen_layers_);
   }
   ++times_;
   ++steps_;
@@ -120,6 +118,13 @@ TrafficIntervals::Ended TrafficIntervals::close(transport::Transport& group, con
   }
   if (interval.steps == 0) return std::optional<observe::TrafficInterval>();
   return std::optional(std::move(interval));
+}
+
+void TrafficIntervals::predict_step(const GroupRun& run, int frozen_layers) {
+  step_ =
+      plan::traffic_of(plan_, run.pipeline().profiler().known(frozen_layers),
+                       static_cast<int>(config_.batch.micro_batches * config_.batch.accumulation),
+                       static_cast<int>(config_.pipeline.replicas));
 }
 
 void TrafficIntervals::add_steps() { add(predicted_, step_, std::exchange(times_, 0)); }

@@ -46,6 +46,8 @@ class TrafficIntervals {
   using Counts = std::vector<MessageCount>;  // CountingTransport::row
 
   [[nodiscard]] Ended close(transport::Transport& group, const GroupRun& run, const Counts& until);
+  // Predicts the messages of a step of the plan in force.
+  void predict_step(const GroupRun& run, int frozen_layers);
   void add_steps();
   void add_move(const GroupRun& run);
 

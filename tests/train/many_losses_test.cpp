@@ -16,6 +16,7 @@
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/run_history.h"
 #include "dynmo/observe/summary.h"
+#include "dynmo/observe/traffic_log.h"
 #include "tests/support/samples.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/elastic_run.h"
@@ -140,6 +141,11 @@ TEST(ManyLosses, TheSummaryTellsOfTheWholeRunWhoeverLed) {
   EXPECT_LE(recorded.front(), 1);
   EXPECT_EQ(recorded.back(), steps - 1);
   EXPECT_GE(std::ssize(recorded) + 2 * losses, steps);
+
+  // A group's predictions name its own ranks, also of a validation before its first step.
+  const auto traffic = observe::read_traffic(own.traffic());
+  ASSERT_TRUE(traffic) << traffic.error().message;
+  EXPECT_GE(std::ssize(*traffic), losses);
 }
 
 // A run that is resumed sums up what came before, too.
