@@ -266,11 +266,10 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     }
     join_as_rank(flags, flags.join);
   }
+  // A dry run takes all flags of the run that it describes.
   DYNMO_TRY(check_flags({
       {"--secret", !flags.secret.empty(), false, "--join HOST:PORT"},
       {"--cluster", !flags.cluster.empty(), flags.dry_run, "--dry-run"},
-      {"--restarts", flags.restarts != 0, !flags.dry_run, "a run that starts"},
-      {"--overwrite", flags.overwrite, !flags.dry_run, "a run that starts"},
   }));
   std::string config_text;
   if (!flags.config.empty()) {

@@ -48,8 +48,10 @@ Expected<void> Losses::note(Counts now, const Error& why) {
   counts_ = std::move(now);
   for (const auto& [step, times] : counts_) {
     if (times < kMaxLosses) continue;
-    return make_error(ErrorCode::kPeerLost, "step {} was lost {} times, at last: {}", step, times,
-                      why.message);
+    const std::string begin = fmt::format("step {} was lost {} times, at last: ", step, times);
+    // Another rank may have ended by this error before, and so have been lost here.
+    if (why.message.starts_with(begin)) return Error{ErrorCode::kPeerLost, why.message};
+    return Error{ErrorCode::kPeerLost, begin + why.message};
   }
   return {};
 }

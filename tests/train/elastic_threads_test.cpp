@@ -78,7 +78,8 @@ void expect_the_twins(ElasticCase what, const std::filesystem::path& folder, int
   SCOPED_TRACE(fmt::format("seed {}", what.seed));
   TrainOptions twin = what.options;
   twin.config.run.directory = (folder / "twin").string();
-  twin.config.balance.enabled = false;
+  twin.config.balance = {.enabled = false};
+  twin.config.elastic.ranks_min = 1;
   const std::filesystem::path run = what.options.config.run.directory;
   const int ranks = what.ranks;
   const int replicas = static_cast<int>(what.options.config.pipeline.replicas);

@@ -153,7 +153,7 @@ TEST(ManyLosses, TheSummaryOfAResumedRunIsOfTheWhole) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
   TrainOptions whole = options_of(folder.path(), 30);
-  whole.config.elastic.enabled = false;
+  whole.config.elastic = {};
   ASSERT_TRUE(train_twin(whole, 2));
   TrainOptions parts = whole;
   parts.config.run.directory = (folder.path() / "parts").string();

@@ -80,6 +80,7 @@ Restored write(const std::filesystem::path& root, const Made& made,
   return {.checkpoint = checkpoint::newest_verified(root, &skipped).value(),
           .step = 5,
           .plan = {},
+          .data = {},
           .notes = {}};
 }
 

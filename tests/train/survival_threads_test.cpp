@@ -346,7 +346,7 @@ TEST_P(SurvivalThreads, NoLossChangesABit) {
   TrainOptions twin = options;
   const std::filesystem::path alone = folder.path() / "twin";
   twin.config.run.directory = alone.string();
-  twin.config.balance.enabled = false;
+  twin.config.balance = {.enabled = false};
   const int replicas = scenario.replicas;
   const auto trained = train_twin(twin, replicas > 1 ? replicas : 2);
   ASSERT_TRUE(trained) << trained.error().message;

@@ -34,7 +34,7 @@ class TrainedModel(RunCase):
 
     def test_generate_with_wrong_input(self):
         self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", ""), 2, "prompt")
-        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--top-p", 2), 2, "top-p of 2")
+        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--temperature", 1, "--top-p", 2), 2, "top-p of 2")
         self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "no usable checkpoint",
                           f"'{self.folder}/none' does not exist")
         scores = self.folder / "scores"

@@ -130,7 +130,7 @@ compare = ["uniform", "optimal"]
     def test_what_is_refused(self):
         for extra, words in ((("early_exit.row_room=0",), ("early_exit.row_room", "above 0")),
                              (("early_exit.exit_every=0",), ("early_exit.exit_every", "1 to")),
-                             (("early_exit.exit_every=3",), ("early_exit.exit_every is 3", "at most 2")),
+                             (("early_exit.exit_every=3",), ("early_exit.exit_every is 3", "no token would leave")),
                              (("early_exit.threshold=1.5",), ("early_exit.threshold", "0 to 1")),
                              (("early_exit.threshold=-1",), ("early_exit.threshold", "0 to 1")),
                              (("early_exit.survivors=0",), ("early_exit.survivors",)),

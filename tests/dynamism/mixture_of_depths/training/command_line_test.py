@@ -77,7 +77,7 @@ class MixtureOfDepths(SourceCase):
         for extra, words in ((("mixture_of_depths.capacity=0",), ("mixture_of_depths.capacity", "above 0 and at most 1")),
                              (("mixture_of_depths.capacity=1.5",), ("mixture_of_depths.capacity", "above 0 and at most 1")),
                              (("mixture_of_depths.every=0",), ("mixture_of_depths.every", "1 to")),
-                             (("mixture_of_depths.every=4",), ("mixture_of_depths.every", "3 blocks", "none is routed")),
+                             (("mixture_of_depths.every=4",), ("mixture_of_depths.every", "3 blocks", "no block would choose tokens")),
                              (("mixture_of_depths.noise=0.1",), ("mixture_of_depths.noise",)),
                              (("sparse_attention.enabled=true",), ("sparse_attention.enabled", "mixture_of_depths.enabled", "routed block")),
                              (("run.device=cuda",), ("run.device",))):
