@@ -425,7 +425,7 @@ class ElasticInput(RunCase):
     def test_settings(self):
         for extra, wanted in (
                 (("elastic.pack=auto",), "elastic.pack is 'auto' with elastic.enabled = false, which does not use it"),
-                (("elastic.enabled=true", "elastic.pack=auto", "balance.enabled=false"), "never with balance.enabled = false"),
+                (("elastic.enabled=true", "elastic.pack=auto", "balance.enabled=false"), "balance.enabled = true, or no elastic.pack"),
                 (("elastic.pack_ranks=2",), "elastic.pack_ranks is 2 with elastic.enabled = false"),
                 (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
                 (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
