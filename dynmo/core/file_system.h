@@ -16,8 +16,9 @@ namespace dynmo {
 // Syncs an open file or folder. True too where the file system cannot; false with errno.
 [[nodiscard]] bool sync_open(int descriptor, const std::filesystem::path& path);
 
-// Renames over the file that may have the name. Where the file system refuses that, the older file
-// is moved out of the way first. False with errno; the older file is then what it was.
+// Renames over the file that may have the name. If the file system refuses that, the older file is
+// moved out of the way first; anything but a file stays. Returns false with errno; the older file
+// is then unchanged.
 [[nodiscard]] bool rename_over(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // Says once in a process what a file system does not offer. `what` is a text of its own for each

@@ -37,6 +37,14 @@ TEST(Files, ALinkedFileIsReplacedAndTheLinkStays) {
   EXPECT_EQ(*read_file(file), "new");
 }
 
+TEST(Files, AFolderOfThatNameStays) {
+  const TempFolder folder;
+  const fs::path path = folder.path() / "a.txt";
+  fs::create_directories(path / "more");
+  EXPECT_FALSE(write_file_durably(path, "text"));
+  EXPECT_TRUE(fs::is_directory(path / "more"));
+}
+
 TEST(Files, AnOpenDescriptorIsWrittenWhereItStands) {
   const TempFolder folder;
   const fs::path path = folder.write("out.txt", "");
