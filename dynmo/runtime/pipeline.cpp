@@ -287,10 +287,11 @@ Expected<void> Pipeline::prepare(StepReport& report) {
   settle_move(report);
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(ask_sources());
+  // Before the decision, which weighs the plan in force with the layers that it recomputes.
+  if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
   if (options_.balancing == Balancing::kAutomatic && !moving_) {
     DYNMO_TRY(balance(report, Moves::kDuringStep));
   }
-  if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
   const auto predicting = Clock::now();
   report.predicted_s = decisions_.predicted_step_s(now());
   report.plan_s += seconds_since(predicting);
