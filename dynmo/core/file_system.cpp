@@ -28,11 +28,6 @@ bool is_first(std::string_view what) {
   return told.emplace(what).second;
 }
 
-bool is_regular_file(const std::filesystem::path& path) {
-  struct stat status {};
-  return ::lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
-}
-
 bool is_folder(int descriptor) {
   struct stat status {};
   return ::fstat(descriptor, &status) == 0 && S_ISDIR(status.st_mode);
@@ -75,8 +70,11 @@ bool rename_over(const std::filesystem::path& from, const std::filesystem::path&
   if (::rename(from.c_str(), to.c_str()) == 0) return true;
   const int error = errno;
   const std::filesystem::path older = from.string() + ".old";
+  std::error_code unread;
   const bool aside =
-      is_not_offered(error) && is_regular_file(to) && ::rename(to.c_str(), older.c_str()) == 0;
+      is_not_offered(error) &&
+      std::filesystem::is_regular_file(std::filesystem::symlink_status(to, unread)) &&
+      ::rename(to.c_str(), older.c_str()) == 0;
   if (!aside || ::rename(from.c_str(), to.c_str()) != 0) {
     if (aside) (void)::rename(older.c_str(), to.c_str());
     errno = error;
