@@ -21,6 +21,8 @@ if(DYNMO_RUNTIME)
   install(TARGETS dynmo_runtime_program RUNTIME DESTINATION "${dynmo_runtime_program_directory}")
 endif()
 install(TARGETS ${dynmo_package_targets} EXPORT dynmo FILE_SET HEADERS)
+# A list that headers include.
+install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/dynmo/dynamism/sources.def" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/dynmo/dynamism")
 if(DYNMO_RUNTIME)
   install(TARGETS dynmo_gloo_loop EXPORT dynmo OBJECTS DESTINATION "${CMAKE_INSTALL_LIBDIR}/dynmo")
 endif()

@@ -40,7 +40,7 @@ const Json kMixtral = {{"model_type", "mixtral"},     {"hidden_size", 4096},
                        {"num_local_experts", 8},      {"num_experts_per_tok", 2},
                        {"router_aux_loss_coef", 0.02}};
 
-double parameters(const Json& config) {
+double all_parameters(const Json& config) {
   double sum = 0;
   for (const LayerWork& work : transformer_work(parse_config(config, "config.json", 512).value())) {
     sum += work.parameters;
@@ -49,12 +49,12 @@ double parameters(const Json& config) {
 }
 
 TEST(HuggingFace, ParametersAreThoseOfThePublishedModels) {
-  EXPECT_EQ(parameters(kGpt2), 124'439'808);
-  EXPECT_EQ(parameters(kLlama2), 6'738'415'616);
-  EXPECT_EQ(parameters(kLlama3), 8'030'261'248);
-  EXPECT_EQ(parameters(kMistral), 7'241'732'096);
-  EXPECT_EQ(parameters(kQwen2), 494'032'768);
-  EXPECT_EQ(parameters(kMixtral), 46'702'792'704);
+  EXPECT_EQ(all_parameters(kGpt2), 124'439'808);
+  EXPECT_EQ(all_parameters(kLlama2), 6'738'415'616);
+  EXPECT_EQ(all_parameters(kLlama3), 8'030'261'248);
+  EXPECT_EQ(all_parameters(kMistral), 7'241'732'096);
+  EXPECT_EQ(all_parameters(kQwen2), 494'032'768);
+  EXPECT_EQ(all_parameters(kMixtral), 46'702'792'704);
 }
 
 TEST(HuggingFace, ReadsAFile) {

@@ -80,7 +80,8 @@ Case random_case(std::uint64_t seed) {
          .weight_gradient = made.costs[s].weight_gradient,
          .activation_transfer = s == 0 ? Nanoseconds{0} : transfer(s - 1, s),
          .gradient_transfer = last ? Nanoseconds{0} : transfer(s + 1, s),
-         .stash = made.costs[s].activation});
+         .stash = made.costs[s].activation,
+         .restored = {}});
   }
   const bool tight = pick(rng, 0, 2) == 0;
   for (const std::int64_t bytes : need) {
@@ -131,7 +132,8 @@ AdaptiveProblem equal_problem(int ranks, int stages_per_rank, int micro_batches,
     problem.stages.push_back({.forward = Nanoseconds{100},
                               .input_gradient = Nanoseconds{100},
                               .weight_gradient = Nanoseconds{100},
-                              .stash = Bytes{1}});
+                              .stash = Bytes{1},
+                              .restored = {}});
   }
   return problem;
 }

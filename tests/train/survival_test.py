@@ -110,11 +110,11 @@ class Survival(ElasticCase):
                 self.fail(f"ended when rank {number} was lost at {at}, seed {SEED}: {process.stdout.read()}")
             time.sleep(0.001)
 
-    def hunted(self, run, ranks, kills, *extra, how=signal.SIGKILL):
-        """A run of which these ranks are killed at drawn steps. Its output."""
+    def hunted(self, run, ranks, kills, *extra, how=signal.SIGKILL, first=2):
+        """A run of which these ranks are killed at drawn steps, from the step `first` on. Its output."""
         process = self.spawn(self.command("-n", str(ranks), run=run, extra=(*self.SETTINGS, *extra)))
         for turn, number in enumerate(kills):
-            self.kill(run, process, number, 60 * turn + self.draw.randrange(2, 60), how)
+            self.kill(run, process, number, 60 * turn + self.draw.randrange(first, 60), how)
         return self.ended(process)
 
     def test_before_the_first_plan(self):
@@ -182,7 +182,7 @@ class Survival(ElasticCase):
 
     def test_from_checkpoints_where_there_are_no_snapshots(self):
         self.twin("twin", 3)
-        self.hunted("old", 3, [1], "elastic.snapshots=never")
+        self.hunted("old", 3, [1], "elastic.snapshots=never", first=25)  # checkpoints are every ten steps
         self.assertEqual(self.recoveries("old", "from"), ["checkpoint"])
         self.assert_as_twin("old", "twin")
 
