@@ -220,7 +220,6 @@ TRAIN = [
     ("train --data data -n 2 --pipeline.ranks 3", 2, "--pipeline.ranks is 3 and -n is 2, which are one key"),
     ("train --data data --secret secret", 2, "--secret does nothing here: wanted --join HOST:PORT with it, or no --secret"),
     ("train --data data --cluster cluster.json", 2, "--cluster does nothing here: wanted --dry-run with it"),
-    ("train --data data --dry-run --restarts 2", 2, "--restarts does nothing here"),
     ("train --data data --compare static,balanced --balance.enabled false", 2, "balance.enabled is false with --compare"),
     ("train --data data --elastic.pack auto", 2, "elastic.pack is 'auto' with elastic.enabled = false, which does not use it"),
     ("train --data data --elastic.enabled true --elastic.pack_slack 0.1", 2, "elastic.pack_slack is 0.1 with elastic.pack = never"),

@@ -129,7 +129,10 @@ TEST(CostFiles, ProfileFaultsNameTheirPlace) {
             "p.json: /layers/0/boundary_bytes is 4611686018427387904, wanted at most "
             "1125899906842624");
   EXPECT_NE(layer_error(R"("update_s": 1e999)").find("p.json: wanted JSON"), std::string::npos);
-  EXPECT_NE(layer_error(R"("update_s": NaN)").find("p.json: wanted JSON"), std::string::npos);
+  EXPECT_EQ(
+      layer_error(R"("update_s": NaN)"),
+      "p.json: /layers/0/update_s is NaN, which JSON does not have: wanted a finite number or "
+      "null");
   EXPECT_EQ(profile_error(R"({"format": "dynmo-profile-1", "layers": []})"),
             "p.json: /layers has no elements, wanted at least one layer");
   EXPECT_EQ(profile_error(R"({"format": "dynmo-profile-1", "layers": [{"forward_s": 1}]})"),
