@@ -27,21 +27,21 @@ Range steps_or_0(const char* meaning_of_0) {
 
 // Keys of what emulated layers do not have.
 const ActsIf& computes() {
-  static const ActsIf condition = when("run.device", Names{"cpu", "cuda"});
-  return condition;
+  static const ActsIf kCondition = when("run.device", Names{"cpu", "cuda"});
+  return kCondition;
 }
 const ActsIf& validates() {
-  static const ActsIf condition =
+  static const ActsIf kCondition =
       when("train.validation_every", at_least(1), "train.validation_every of 1 or more");
-  return condition;
+  return kCondition;
 }
 const ActsIf& is_elastic() {
-  static const ActsIf condition = when("elastic.enabled", Names{"true"});
-  return condition;
+  static const ActsIf kCondition = when("elastic.enabled", Names{"true"});
+  return kCondition;
 }
 const ActsIf& balances() {
-  static const ActsIf condition = when("balance.enabled", Names{"true"});
-  return condition;
+  static const ActsIf kCondition = when("balance.enabled", Names{"true"});
+  return kCondition;
 }
 
 std::vector<TomlKey> model_keys(Config::Model& m) {

@@ -72,7 +72,8 @@ Expected<KeptSteps> read_steps(const RunFolder& folder, std::int64_t steps) {
       if (record.step < 0 || record.step >= steps) return;
       if (all.steps[static_cast<std::size_t>(record.step)]) return;
       if (record.step == steps - 1) all.sources = std::move(record.sources);
-      own.insert_or_assign(record.step, KeptStep{record, record.tokens});
+      own.insert_or_assign(record.step,
+                           KeptStep{static_cast<const StepFacts&>(record), record.tokens});
     };
     DYNMO_TRY(visit_records(text, path.string(), add));
     missing -= std::ssize(own);

@@ -73,7 +73,9 @@ class RunHistoryOfAFolder : public ::testing::Test {
   static RunHistory undisturbed() {
     RunHistory history({.name = "run", .elastic = true});
     for (std::int64_t step = 0; step < kSteps; ++step) {
-      history.add({record_of(step, 0), step, 100}, RunHistory::ranks_of(plan_on(3), 1));
+      const StepRecord record = record_of(step, 0);
+      history.add({static_cast<const StepFacts&>(record), step, 100},
+                  RunHistory::ranks_of(plan_on(3), 1));
     }
     return history;
   }

@@ -32,7 +32,7 @@ cost::ModelCost model_with_head(int blocks, double head_ms) {
   return model;
 }
 
-Advice advice_on(AdviceProblem problem) {
+Advice advice_on(const AdviceProblem& problem) {
   const auto advice = advise(problem);
   EXPECT_TRUE(advice);
   return advice.value_or(Advice{});
