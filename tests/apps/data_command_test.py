@@ -73,7 +73,7 @@ class Prepare(Case):
 
     def test_of_a_killed_run_leaves_no_data_set(self):
         line = json.dumps({"text": "some words and some more of them " * 8}) + "\n"
-        large = self.write("large.jsonl", line * 300000)
+        large = self.write("large.jsonl", line * 80000)
         for old in (False, True):
             if old:
                 self.assertEqual(self.prepare(self.corpus()).returncode, 0)

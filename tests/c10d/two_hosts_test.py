@@ -182,4 +182,4 @@ class TwoHosts(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    run_tests()
+    run_tests(2)

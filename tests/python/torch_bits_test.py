@@ -14,7 +14,7 @@ class Bits(RankCase):
     def test_every_family_with_layers_that_move(self):
         cases = [
             {"family": family, "steps": 30 if ALL else 18, "micro_batches": 4, "seed": index, "optimizer": OPTIMIZERS[index % 4], "clip": 1.0, "freeze": True}
-            for index, family in drawn(enumerate(FAMILIES), 4, "the families that move")
+            for index, family in drawn(enumerate(FAMILIES), 2, "the families that move")
         ]
         self.compare(cases, 4)
 
@@ -37,7 +37,7 @@ class Bits(RankCase):
             {**llama, "family": "qwen3", "config": {"tie_word_embeddings": True}, "canonical": True, "freeze": False, "seed": 25},
             {**llama, "family": "gpt2", "config": {"tie_word_embeddings": True}, "canonical": True, "seed": 26},
         ]
-        cases = drawn(cases, 3, "the ways to train")
+        cases = drawn(cases, 2, "the ways to train")
         for ranks, torchrun in ((3, False), (2, True)):
             with self.subTest(ranks=ranks):
                 self.compare(cases, ranks, torchrun=torchrun)

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import torch_cases
+from drawn import drawn
 from torch_out_rank import CASES
 from torch_support import RankCase
 
@@ -45,7 +46,7 @@ class Out(RankCase):
         self.run_ranks(3, "torch_out_rank.py", self.folder, "more", 0, 4)
         for name in CASES:
             self.check(name, 3, 4, 0)
-        for ranks in (1, 2, 4):
+        for ranks in drawn((1, 2, 4), 1, "the ranks that go on"):
             with self.subTest(ranks=ranks):
                 self.run_ranks(ranks, "torch_out_rank.py", self.folder, "run", 4, 7)
                 for name in CASES:

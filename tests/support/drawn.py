@@ -21,15 +21,23 @@ def drawn(items, count, what):
     return chosen
 
 
-def main():
-    count, name = int(sys.argv[1]), sys.argv[2]
-    sys.path.insert(0, os.getcwd())
-    tests = list(unittest.defaultTestLoader.loadTestsFromName(name))
-    names = drawn(sorted(test.id().rsplit(".", 1)[1] for test in tests), count, name)
-    suite = unittest.TestSuite(test for test in tests if test.id().rsplit(".", 1)[1] in names)
-    result = unittest.TextTestRunner(verbosity=2).run(suite)
+def run_drawn(count, name):
+    """Runs `count` tests of a module or class and returns the exit code."""
+    tests = list(of_suite(unittest.defaultTestLoader.loadTestsFromName(name)))
+    names = {test.id() for test in tests}
+    names = set(drawn(sorted(names), count, name))
+    result = unittest.TextTestRunner(verbosity=2).run(unittest.TestSuite(test for test in tests if test.id() in names))
     return 0 if result.wasSuccessful() and result.testsRun > 0 else 1
 
 
+def of_suite(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from of_suite(test)
+        else:
+            yield test
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.path.insert(0, os.getcwd())
+    sys.exit(run_drawn(int(sys.argv[1]), sys.argv[2]))

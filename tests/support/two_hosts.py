@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import unittest
+
+from drawn import run_drawn
 
 ADDRESSES = ("10.177.0.1", "10.177.0.2")
 HOST_NAMES = ("host-a", "host-b")
@@ -93,8 +94,8 @@ def missing():
     return ""
 
 
-def run_tests():
-    """Of a test program: as root, if only in a user namespace."""
+def run_tests(count):
+    """Of a test program: as root, if only in a user namespace. CI draws `count` of them."""
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     as_root = ["unshare", "--user", "--map-root-user"]
     if os.geteuid() != 0 and shutil.which("unshare") and subprocess.run([*as_root, "true"], capture_output=True).returncode == 0:
@@ -103,4 +104,4 @@ def run_tests():
     if reason:
         print(f"skipped: {reason}")
         sys.exit(77)
-    unittest.main(verbosity=2)
+    sys.exit(run_drawn(count, "__main__"))

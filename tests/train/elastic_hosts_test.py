@@ -170,4 +170,4 @@ class ElasticHosts(HostsCase):
 
 
 if __name__ == "__main__":
-    run_tests()
+    run_tests(3)

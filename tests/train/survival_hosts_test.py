@@ -209,4 +209,4 @@ class SurvivalHosts(HostsCase):
 
 
 if __name__ == "__main__":
-    run_tests()
+    run_tests(2)
