@@ -20,10 +20,10 @@ Decisions::Decisions(Controller controller, int ranks, DecisionsOptions options)
 
 void Decisions::observe(const ExchangedStep& step, const plan::Plan& plan, int frozen_layers) {
   observed_.layers = step.layers;
-  observed_.overhead = step.overhead;
-  observed_.charges.plan_s = step.plan_s;
-  if (step.migrate_s > 0) {
-    observed_.charges.bytes_per_s = static_cast<double>(moved_.value) / step.migrate_s;
+  observed_.overhead = step.stats.overhead;
+  observed_.charges.plan_s = step.stats.plan_s;
+  if (step.stats.migrate_s > 0) {
+    observed_.charges.bytes_per_s = static_cast<double>(moved_.value) / step.stats.migrate_s;
   }
   controller_.observe(observed_, plan, frozen_layers);
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dynmo/control/controller.h"
+#include "dynmo/control/step_stats.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/units.h"
@@ -35,9 +36,7 @@ struct DecisionsOptions {
 // One step, as all ranks exchanged it.
 struct ExchangedStep {
   std::vector<cost::LayerSample> layers;  // by LayerId
-  cost::StepSample overhead = {};
-  double plan_s = 0;     // of the newest decision
-  double migrate_s = 0;  // of the newest move; 0: there was none in this group
+  StepStats stats = {};  // migrate_s is 0 if no layer has moved in this group
 };
 
 class Decisions {

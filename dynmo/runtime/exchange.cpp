@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "dynmo/core/check.h"
@@ -17,17 +16,17 @@ namespace dynmo::runtime {
 
 namespace {
 
-// A rank's own figures, at the end of its numbers.
-constexpr std::array kOwn = {&RankStats::busy_s,
-                             &RankStats::overhead_s,
-                             &RankStats::plan_s,
-                             &RankStats::migrate_s,
-                             &RankStats::action_overhead_s,
-                             &RankStats::actions,
-                             &RankStats::message_s,
-                             &RankStats::reduction_bytes_per_s,
-                             &RankStats::asks,
-                             &RankStats::refuses};
+// A rank's own figures, at the start of its numbers.
+constexpr std::array kFigures = {&control::RankFigures::busy_s,
+                                 &control::RankFigures::overhead_s,
+                                 &control::RankFigures::plan_s,
+                                 &control::RankFigures::migrate_s,
+                                 &control::RankFigures::action_overhead_s,
+                                 &control::RankFigures::actions,
+                                 &control::RankFigures::message_s,
+                                 &control::RankFigures::reduction_bytes_per_s};
+constexpr std::array kRequests = {&RankStats::asks, &RankStats::refuses};
+constexpr std::size_t kOwn = kFigures.size() + kRequests.size();
 
 // The numbers that every layer has, at the start of its own.
 struct LayerNumber {
@@ -63,33 +62,6 @@ std::vector<LayerNumber> layer_numbers(const model::Model& model) {
   return numbers;
 }
 
-// All ranks compute the same sample from it.
-cost::StepSample step_sample(const std::vector<RankStats>& ranks) {
-  cost::StepSample sample;
-  const auto least = [&](double RankStats::*field) {
-    std::optional<double> found;
-    for (const RankStats& own : ranks) {
-      if (own.*field > 0) found = std::min(found.value_or(own.*field), own.*field);
-    }
-    return found;
-  };
-  sample.overhead_s = least(&RankStats::overhead_s);  // that of the others has their waiting in it
-  sample.reduction_bytes_per_s = least(&RankStats::reduction_bytes_per_s);
-  double seconds = 0;
-  double actions = 0;
-  double messages_s = 0;
-  int measured = 0;
-  for (const RankStats& own : ranks) {
-    seconds += own.action_overhead_s;
-    actions += own.actions;
-    messages_s += own.message_s;
-    measured += own.message_s > 0 ? 1 : 0;
-  }
-  if (actions > 0) sample.action_s = seconds / actions;
-  if (measured > 0) sample.message_s = messages_s / measured;
-  return sample;
-}
-
 // How many numbers of each kind a layer has besides layer_numbers().
 struct LayerSizes {
   std::size_t figures = 0;
@@ -112,13 +84,14 @@ class Layout {
       auto& rank = ranks_[plan.owner(id)];
       rank.layers[id] = sizes;
       rank.numbers += layer_numbers_.size() + sizes.figures + sizes.losses;
-      numbers_ = std::max(numbers_, kOwn.size() + rank.numbers);
+      numbers_ = std::max(numbers_, kOwn + rank.numbers);
     }
   }
 
   [[nodiscard]] std::vector<double> pack(Rank rank, const RankStats& own) const {
     std::vector<double> numbers;
-    for (const auto field : kOwn) numbers.push_back(own.*field);
+    for (const auto field : kFigures) numbers.push_back(own.figures.*field);
+    for (const auto field : kRequests) numbers.push_back(own.*field);
     const auto found = ranks_.find(rank);
     if (found != ranks_.end()) {
       for (const auto& [id, sizes] : found->second.layers) {
@@ -133,7 +106,8 @@ class Layout {
   [[nodiscard]] RankStats unpack(Rank rank, const std::vector<double>& numbers) const {
     RankStats own;
     const double* next = numbers.data();
-    for (const auto field : kOwn) own.*field = *next++;
+    for (const auto field : kFigures) own.figures.*field = *next++;
+    for (const auto field : kRequests) own.*field = *next++;
     const auto found = ranks_.find(rank);
     if (found == ranks_.end()) return own;
     for (const auto& [id, sizes] : found->second.layers) {
@@ -168,7 +142,7 @@ class Layout {
 
   std::vector<LayerNumber> layer_numbers_;
   std::map<Rank, OfRank> ranks_;
-  std::size_t numbers_ = kOwn.size();
+  std::size_t numbers_ = kOwn;
 };
 
 void add(std::vector<double>& sums, const std::vector<double>& more) {
@@ -225,14 +199,14 @@ Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag, con
     }
     add_layer(whole, replicas, numbers);
   }
+  std::vector<control::RankFigures> figures;
   for (const RankStats& theirs : ranks) {
-    whole.busy_s.push_back(theirs.busy_s);
-    whole.plan_s = std::max(whole.plan_s, theirs.plan_s);
-    whole.migrate_s = std::max(whole.migrate_s, theirs.migrate_s);
+    whole.busy_s.push_back(theirs.figures.busy_s);
+    figures.push_back(theirs.figures);
     whole.asked = whole.asked || theirs.asks != 0;
     if (whole.refused == 0) whole.refused = std::llround(theirs.refuses);
   }
-  whole.overhead = step_sample(ranks);
+  whole.stats = control::step_stats(figures);
   return whole;
 }
 

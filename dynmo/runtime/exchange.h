@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dynmo/control/decisions.h"
+#include "dynmo/control/step_stats.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/cost/layer_sample.h"
@@ -33,15 +34,7 @@ struct RankStats {
     double rows = 0;
   };
   std::map<LayerId, Layer> layers;  // layers that it owns
-  double busy_s = 0;
-  double overhead_s = 0;  // of the previous step, except for its schedule and update
-  double plan_s = 0;
-  double migrate_s = 0;
-  double action_overhead_s = 0;  // of its actions, except for layers and waiting
-  double actions = 0;
-  // This value and the next are 0 if this rank has not measured them.
-  double message_s = 0;
-  double reduction_bytes_per_s = 0;
+  control::RankFigures figures;
   // 1 if this rank has something to tell all ranks before the next step.
   double asks = 0;
   // Id + 1 of a layer whose copy differs from what was sent (background_move.h), or 0.
@@ -61,9 +54,7 @@ struct Exchange {
   // rows.
   std::vector<double> rows;
   std::vector<double> busy_s;  // by rank of the group
-  cost::StepSample overhead;
-  double plan_s = 0;  // largest of any rank
-  double migrate_s = 0;
+  control::StepStats stats;
   bool asked = false;  // by any rank
   // `refuses` of the first rank that has refused a copy, or 0.
   std::int64_t refused = 0;
@@ -88,10 +79,7 @@ struct Exchange {
 
 // Returns the values by which the controller decides.
 [[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {
-  return {.layers = exchanged.layers,
-          .overhead = exchanged.overhead,
-          .plan_s = exchanged.plan_s,
-          .migrate_s = exchanged.migrate_s};
+  return {.layers = exchanged.layers, .stats = exchanged.stats};
 }
 
 }  // namespace dynmo::runtime

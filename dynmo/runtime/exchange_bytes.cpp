@@ -21,12 +21,12 @@ void all_fields(Archive& archive, Self& exchanged) {
   archive(exchanged.losses);
   archive(exchanged.rows);
   archive(exchanged.busy_s);
-  archive(exchanged.overhead.overhead_s);
-  archive(exchanged.overhead.action_s);
-  archive(exchanged.overhead.message_s);
-  archive(exchanged.overhead.reduction_bytes_per_s);
-  archive(exchanged.plan_s);
-  archive(exchanged.migrate_s);
+  archive(exchanged.stats.overhead.overhead_s);
+  archive(exchanged.stats.overhead.action_s);
+  archive(exchanged.stats.overhead.message_s);
+  archive(exchanged.stats.overhead.reduction_bytes_per_s);
+  archive(exchanged.stats.plan_s);
+  archive(exchanged.stats.migrate_s);
   archive(exchanged.asked);
   archive(exchanged.refused);
 }

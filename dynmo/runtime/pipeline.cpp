@@ -73,12 +73,11 @@ void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Pl
   report.gradient_norm = std::sqrt(squared);
   report.busy_by_rank = exchanged.busy_s;
   report.busy_s = exchanged.busy_s[grid.rank().index()];
-  std::vector<double> at_work;
-  for (std::size_t i = 0; i < report.busy_by_rank.size(); ++i) {
-    const Rank position = grid.axes().place(WorldRank(static_cast<int>(i))).position;
-    if (!plan.stages_of(position).empty()) at_work.push_back(report.busy_by_rank[i]);
+  std::vector<Rank> positions;
+  for (int i = 0; i < static_cast<int>(report.busy_by_rank.size()); ++i) {
+    positions.push_back(grid.axes().place(WorldRank(i)).position);
   }
-  report.imbalance = *std::max_element(at_work.begin(), at_work.end()) / mean(at_work) - 1;
+  report.imbalance = control::imbalance(report.busy_by_rank, positions, plan);
   report.layers = exchanged.layers;
   report.asked = exchanged.asked;
 }
@@ -169,8 +168,8 @@ Expected<Exchange> Pipeline::exchange_figures() {
                             options_.boundary_type},
                            room_[id.index()], found->second);
   }
-  own.plan_s = decisions_.own_plan_s();
-  own.migrate_s = migration_.seconds;
+  own.figures.plan_s = decisions_.own_plan_s();
+  own.figures.migrate_s = migration_.seconds;
   own.asks = options_.asks && options_.asks() ? 1 : 0;
   if (moving_ && moving_->transfer.refusal()) {
     own.refuses = moving_->transfer.refusal()->layer.value + 1;
@@ -366,7 +365,7 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
   const double between_s =
       times_.after_exchange_s + std::chrono::duration<double>(met - begun.start).count();
   times_.after_exchange_s = seconds_since(met);
-  report.bubble = 1 - mean(report.busy_by_rank) / between_s;
+  report.bubble = control::bubble(report.busy_by_rank, between_s);
   report.actions = std::move(begun.output.actions);
   report.messages = std::move(begun.output.messages);
   report.start_ns = begun.output.start_ns;

@@ -61,13 +61,13 @@ RankStats own_figures(const LayerStates& states, const StepOutput& output, const
                       .figures = numbers_of(id, output.figures),
                       .losses = numbers_of(id, output.losses)};
   }
-  own.busy_s = busy_time(output.actions) - times.reducing_s + times.update_total_s;
-  own.overhead_s = times.overhead_s;
-  own.action_overhead_s =
+  own.figures.busy_s = busy_time(output.actions) - times.reducing_s + times.update_total_s;
+  own.figures.overhead_s = times.overhead_s;
+  own.figures.action_overhead_s =
       std::max(0.0, action_overhead_s(output) - times.reducing_s - times.moving_s);
-  own.actions = static_cast<double>(output.actions.size());
-  own.message_s = times.message_s;
-  own.reduction_bytes_per_s = times.reduction_bytes_per_s;
+  own.figures.actions = static_cast<double>(output.actions.size());
+  own.figures.message_s = times.message_s;
+  own.figures.reduction_bytes_per_s = times.reduction_bytes_per_s;
   return own;
 }
 

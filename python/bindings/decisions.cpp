@@ -10,7 +10,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "dynmo/control/step_stats.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/run_events.h"
 #include "python/bindings/errors.h"
@@ -60,32 +62,40 @@ Expected<cost::LayerSample> read_layer(JsonObject& object) {
   return layer;
 }
 
-Expected<cost::StepSample> read_overhead(JsonObject& object) {
-  cost::StepSample overhead;
-  const std::array<std::pair<const char*, std::optional<double> cost::StepSample::*>, 4> fields = {
-      {{"overhead_s", &cost::StepSample::overhead_s},
-       {"action_s", &cost::StepSample::action_s},
-       {"message_s", &cost::StepSample::message_s},
-       {"reduction_bytes_per_s", &cost::StepSample::reduction_bytes_per_s}}};
-  for (const auto& [key, field] : fields) {
-    const double value = object.number(key, -1.0);
-    if (value >= 0) overhead.*field = value;
-  }
-  DYNMO_TRY(object.finish());
-  return overhead;
+struct Step {
+  std::vector<cost::LayerSample> layers;
+  std::vector<control::RankFigures> ranks;
+  double step_s = 0;
+};
+
+control::RankFigures read_rank(JsonObject& object) {
+  const auto number = [&](const char* key) {
+    const double value = object.number(key, 0.0);
+    if (!(value >= 0)) object.fail(key, fmt::format("is {}, wanted 0 or more", value));
+    return value;
+  };
+  return {.busy_s = seconds(object, "busy_s"),
+          .overhead_s = seconds(object, "overhead_s"),
+          .plan_s = seconds(object, "plan_s"),
+          .migrate_s = seconds(object, "migrate_s"),
+          .action_overhead_s = seconds(object, "action_overhead_s"),
+          .actions = number("actions"),
+          .message_s = seconds(object, "message_s"),
+          .reduction_bytes_per_s = number("reduction_bytes_per_s")};
 }
 
-Expected<control::ExchangedStep> read_step(const Json& json) {
+Expected<Step> read_step(const Json& json) {
   JsonObject root(json, "step");
-  control::ExchangedStep step;
+  Step step;
   for (JsonObject& object : root.objects("layers")) {
     DYNMO_ASSIGN(step.layers.emplace_back(), read_layer(object));
   }
-  if (auto overhead = root.object("overhead")) {
-    DYNMO_ASSIGN(step.overhead, read_overhead(*overhead));
+  for (JsonObject& object : root.objects("ranks")) {
+    step.ranks.push_back(read_rank(object));
+    DYNMO_TRY(object.finish());
   }
-  step.plan_s = seconds(root, "plan_s");
-  step.migrate_s = seconds(root, "migrate_s");
+  step.step_s = seconds(root, "step_s");
+  if (!(step.step_s > 0)) root.fail("step_s", "is 0, wanted the seconds of the step");
   DYNMO_TRY(root.finish());
   return step;
 }
@@ -144,15 +154,24 @@ Expected<plan::Plan> Decisions::read_plan(const Json& json) const {
   return plan;
 }
 
-Expected<void> Decisions::observe(const Json& step, const Json& plan, int frozen_layers) {
-  DYNMO_ASSIGN(const control::ExchangedStep read, read_step(step));
-  if (std::ssize(read.layers) != layers_) {
-    return make_error(ErrorCode::kBadInput, "step: it has {} layers, wanted {}", read.layers.size(),
-                      layers_);
-  }
+Expected<Json> Decisions::observe(const Json& step, const Json& plan, int frozen_layers) {
+  DYNMO_ASSIGN(const Step read, read_step(step));
   DYNMO_ASSIGN(const plan::Plan under, read_plan(plan));
-  decisions_.observe(read, under, frozen_layers);
-  return {};
+  if (std::ssize(read.layers) != layers_ || std::ssize(read.ranks) != under.ranks) {
+    return make_error(ErrorCode::kBadInput, "step: it has {} layers and {} ranks, wanted {} and {}",
+                      read.layers.size(), read.ranks.size(), layers_, under.ranks);
+  }
+  const control::StepStats stats = control::step_stats(read.ranks);
+  decisions_.observe({.layers = read.layers, .stats = stats}, under, frozen_layers);
+  std::vector<double> busy_s;
+  std::vector<Rank> positions;
+  for (const control::RankFigures& rank : read.ranks) {
+    positions.emplace_back(static_cast<int>(busy_s.size()));
+    busy_s.push_back(rank.busy_s);
+  }
+  return Json{{"imbalance", control::imbalance(busy_s, positions, under)},
+              {"bubble", control::bubble(busy_s, read.step_s)},
+              {"migrate_s", stats.migrate_s}};
 }
 
 Expected<void> Decisions::announce(std::string_view what, std::int64_t step) {
@@ -216,15 +235,15 @@ void bind_decisions(nb::module_& module) {
           "observe",
           [](Decisions& self, const nb::dict& step, const nb::dict& plan, int frozen_layers) {
             const Json read = to_json(step), under = to_json(plan);
-            const auto done = [&] {
+            auto facts = [&] {
               const nb::gil_scoped_release release;
               return self.observe(read, under, frozen_layers);
             }();
-            raise_if_error(done);
+            return to_python(value_or_raise(std::move(facts)));
           },
           nb::arg("step"), nb::arg("plan"), nb::arg("frozen_layers"),
           nb::sig("def observe(self, step: dict[str, typing.Any], plan: dict[str, typing.Any], "
-                  "frozen_layers: int) -> None"))
+                  "frozen_layers: int) -> dict[str, float]"))
       .def(
           "announce",
           [](Decisions& self, const std::string& what, std::int64_t step) {

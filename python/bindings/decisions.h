@@ -21,9 +21,10 @@ class Decisions {
   [[nodiscard]] static Expected<Decisions> make(const Json& known, int ranks, const Json& options,
                                                 std::int64_t first_step);
 
-  // A step as the ranks exchanged it: `layers` with the fields of cost::LayerSample, `overhead`
-  // with those of cost::StepSample, `plan_s`, `migrate_s`.
-  [[nodiscard]] Expected<void> observe(const Json& step, const Json& plan, int frozen_layers);
+  // Takes a step as the ranks exchanged it: `layers` with the fields of cost::LayerSample, `ranks`
+  // with those of control::RankFigures, `step_s` since the exchange of the step before. Returns what
+  // its record has of all ranks: `imbalance`, `bubble`, `migrate_s`.
+  [[nodiscard]] Expected<Json> observe(const Json& step, const Json& plan, int frozen_layers);
   [[nodiscard]] Expected<void> announce(std::string_view what, std::int64_t step);
   // Whether to `migrate`; the fields of the event "decision" but `taken`; `moved_bytes` and `moves`
   // of the plan proposed. Null: there was nothing to plan for.

@@ -21,7 +21,7 @@ def known(frozen=0):
 
 
 def plan_of(cut, generation=0):
-    stages = [{"stage": rank, "rank": rank, "first_layer": sum(cut[:rank]), "layers": count} for rank, count in enumerate(cut)]
+    stages = [{"stage": rank, "rank": rank, "first_layer": sum(cut[:rank]), "layers": count} for rank, count in enumerate(cut) if count > 0]
     return {"format": "dynmo-plan-1", "ranks": len(cut), "generation": generation, "schedule": "1f1b", "stages": stages}
 
 
@@ -59,7 +59,7 @@ class Training:
         times = [1e-3 * draw.uniform(0.98, 1.02) for _ in range(LAYERS)]
         layers = [{"forward_s": t, "input_gradient_s": t * (i >= frozen), "weight_gradient_s": t * (i >= frozen), "update_s": 1e-5,
                    "stash_bytes": 65536.0} for i, t in enumerate(times)]
-        self.decisions.observe({"layers": layers, "overhead": {"overhead_s": 1e-4}, "plan_s": 1e-4}, self.plan, frozen)
+        self.decisions.observe({"layers": layers, "ranks": [{"overhead_s": 1e-4, "plan_s": 1e-4}] * 2, "step_s": 0.02}, self.plan, frozen)
         if self.log:
             self.log.load(step, frozen, self.decisions)
             for rank in range(2):
@@ -107,13 +107,29 @@ class Decisions(Case):
             [(decision["step"], decision["moved"], decision["why"], decision["reason"]) for decision in simulated])
         self.assertEqual(len(made), len(training.said))
 
+    def test_tell_the_figures_that_a_training_tells(self):
+        decisions = _core.Decisions(known(), 4, OPTIONS)
+        step = {"layers": [{"forward_s": 1e-3}] * LAYERS, "step_s": 2.0,
+                "ranks": [{"busy_s": 1.0, "migrate_s": 0.25}, {"busy_s": 1.0, "migrate_s": 0.5}, {"busy_s": 0.5}, {"busy_s": 0.0}]}
+        # Those of tests/control/step_stats_test.cpp: the last rank has no layers.
+        facts = decisions.observe(step, plan_of([4, 4, 4, 0]), 0)
+        self.assertAlmostEqual(facts["imbalance"], 0.2, delta=1e-12)
+        self.assertAlmostEqual(facts["bubble"], 1 - 2.5 / 4 / 2, delta=1e-12)
+        self.assertEqual(facts["migrate_s"], 0.5)
+
     def test_refuse_what_does_not_fit(self):
         decisions = _core.Decisions(known(), 2, OPTIONS)
         layers = [dict.fromkeys(("forward_s",), 1e-3)] * LAYERS
+        step = {"layers": layers, "ranks": [{}] * 2, "step_s": 0.1}
         self.assert_refused(dynmo.BadInputError, "wanted nothing, work, predicted or known", decisions.announce, "news", 1)
-        self.assert_refused(dynmo.BadInputError, "1 layers, wanted 12", decisions.observe, {"layers": layers[:1]}, plan_of([6, 6]), 0)
+        self.assert_refused(dynmo.BadInputError, "1 layers and 2 ranks, wanted 12 and 2", decisions.observe,
+                            {**step, "layers": layers[:1]}, plan_of([6, 6]), 0)
+        self.assert_refused(dynmo.BadInputError, "12 layers and 1 ranks, wanted 12 and 2", decisions.observe,
+                            {**step, "ranks": [{}]}, plan_of([6, 6]), 0)
+        self.assert_refused(dynmo.BadInputError, "/step_s: is 0, wanted the seconds of the step", decisions.observe,
+                            {**step, "step_s": 0.0}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "/layers/0/forward_s", decisions.observe,
-                            {"layers": [{"forward_s": -1.0}, *layers[1:]]}, plan_of([6, 6]), 0)
+                            {**step, "layers": [{"forward_s": -1.0}, *layers[1:]]}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "plan", decisions.decide, plan_of([6, 5]), 1, 0)
         self.assert_refused(dynmo.BadInputError, "balancer", _core.Decisions, known(), 2, {"balancer": "best"})
         self.assert_refused(dynmo.BadInputError, "ranks=0", _core.Decisions, known(), 0, OPTIONS)

@@ -35,13 +35,13 @@ TEST(Exchange, TellsAllRanksTheSame) {
     }
     if (last) own.layers[LayerId(2)].losses = {7 * number, 8 * number};
     if (!last) own.layers[LayerId(1)].losses = {0.25 * number, 0, 0.5 * number};
-    own.busy_s = 9 * number;
-    own.overhead_s = 10 * number;
-    own.plan_s = 11 * number;
-    own.migrate_s = 12 * number;
-    own.action_overhead_s = 13 * number;
-    own.actions = 14 * number;
-    if (!last) own.message_s = 15 * number;
+    own.figures.busy_s = 9 * number;
+    own.figures.overhead_s = 10 * number;
+    own.figures.plan_s = 11 * number;
+    own.figures.migrate_s = 12 * number;
+    own.figures.action_overhead_s = 13 * number;
+    own.figures.actions = 14 * number;
+    if (!last) own.figures.message_s = 15 * number;
     if (number > 2) own.refuses = number;  // ranks 2 and 3
     return own;
   };
@@ -65,12 +65,12 @@ TEST(Exchange, TellsAllRanksTheSame) {
     // The losses of layers 1 and 2; a third micro-batch, of which layer 2 says nothing, is 0 there.
     EXPECT_EQ(all.losses, (std::vector<double>{14.25, 16, 0.5, 28.75, 32, 1.5}));
     EXPECT_EQ(all.busy_s, (std::vector<double>{9, 18, 27, 36}));
-    EXPECT_EQ(all.overhead.overhead_s, 10);                       // least
-    EXPECT_EQ(all.overhead.action_s, 13.0 * 10 / (14 * 10));      // of all actions of all ranks
-    EXPECT_EQ(all.overhead.message_s, (15.0 * 1 + 15 * 3) / 2);   // of those who measured it
-    EXPECT_EQ(all.overhead.reduction_bytes_per_s, std::nullopt);  // nobody did
-    EXPECT_EQ(all.plan_s, 44);                                    // largest
-    EXPECT_EQ(all.migrate_s, 48);
+    EXPECT_EQ(all.stats.overhead.overhead_s, 10);                       // least
+    EXPECT_EQ(all.stats.overhead.action_s, 13.0 * 10 / (14 * 10));      // of all actions of all ranks
+    EXPECT_EQ(all.stats.overhead.message_s, (15.0 * 1 + 15 * 3) / 2);   // of those who measured it
+    EXPECT_EQ(all.stats.overhead.reduction_bytes_per_s, std::nullopt);  // nobody did
+    EXPECT_EQ(all.stats.plan_s, 44);                                    // largest
+    EXPECT_EQ(all.stats.migrate_s, 48);
     EXPECT_EQ(all.refused, 3);  // the first one's
     return {};
   });

@@ -194,8 +194,8 @@ TEST(StepReport, AnActionsOwnTimeIsWhatNobodyElseCounts) {
   RankTimes times;
   times.reducing_s = 3;
   const RankStats own = own_figures({}, output, times, {}, {});
-  EXPECT_EQ(own.action_overhead_s, 20 - 8 - 5 - 3);
-  EXPECT_EQ(own.actions, 4);
+  EXPECT_EQ(own.figures.action_overhead_s, 20 - 8 - 5 - 3);
+  EXPECT_EQ(own.figures.actions, 4);
 }
 
 }  // namespace

@@ -27,10 +27,10 @@ Exchange some_exchange() {
   exchanged.losses = {3.5, 4.5};
   exchanged.rows = {7, 8};
   exchanged.busy_s = {0.5, 0.25, 0.125};
-  exchanged.overhead.overhead_s = 1.5;
-  exchanged.overhead.message_s = 2.5;
-  exchanged.plan_s = 9;
-  exchanged.migrate_s = 10;
+  exchanged.stats.overhead.overhead_s = 1.5;
+  exchanged.stats.overhead.message_s = 2.5;
+  exchanged.stats.plan_s = 9;
+  exchanged.stats.migrate_s = 10;
   exchanged.asked = true;
   exchanged.refused = 11;
   return exchanged;

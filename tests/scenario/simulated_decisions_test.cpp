@@ -261,13 +261,13 @@ class Drawn {
                              .stash_bytes = {}});
       if (counted_) step.layers.back().work = 100 * seconds_[i];
     }
-    step.overhead = {.overhead_s = 1e-4 * rng_.uniform(),
-                     .action_s = 1e-6 * rng_.uniform(),
-                     .message_s = 1e-6 * rng_.uniform(),
-                     .reduction_bytes_per_s = {}};
-    if (options_.replicas > 1) step.overhead.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
-    step.plan_s = 1e-4 * rng_.uniform();
-    step.migrate_s = 1e-3 * rng_.uniform();
+    step.stats.overhead = {.overhead_s = 1e-4 * rng_.uniform(),
+                           .action_s = 1e-6 * rng_.uniform(),
+                           .message_s = 1e-6 * rng_.uniform(),
+                           .reduction_bytes_per_s = {}};
+    if (options_.replicas > 1) step.stats.overhead.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
+    step.stats.plan_s = 1e-4 * rng_.uniform();
+    step.stats.migrate_s = 1e-3 * rng_.uniform();
     return step;
   }
 

@@ -129,37 +129,18 @@ class Balancer:
 
     def observe(self, told: Told, plan: Plan, frozen: int) -> None:
         """One more step, as all ranks told of it."""
-        ranks = list(told.ranks.values())
-        overheads = [rank["overhead_s"] for rank in ranks if rank["overhead_s"] > 0]
-        actions = sum(rank["actions"] for rank in ranks)
-        overhead = {}
-        if overheads:
-            overhead["overhead_s"] = min(overheads)  # that of the others has their waiting in it
-        if actions > 0:
-            overhead["action_s"] = sum(rank["action_overhead_s"] for rank in ranks) / actions
+        ranks = [told.ranks[rank] for rank in sorted(told.ranks)]
+        now = perf_counter()
+        moving_s = max(rank["migrate_s"] for rank in ranks)
+        step_s = max(now - self._observed_at - self._plan_s - moving_s, max(rank["busy_s"] for rank in ranks), 1e-9)
+        self._observed_at = now
         step = {
             "layers": [{**told.layers[index], "boundary_bytes": int(told.layers[index]["boundary_bytes"])} for index in sorted(told.layers)],
-            "overhead": overhead,
-            "plan_s": max(rank["plan_s"] for rank in ranks),
-            "migrate_s": max(rank["migrate_s"] for rank in ranks),
-        }
-        self._facts(ranks, [rank["busy_s"] for rank in ranks])
-        self.decisions.observe(step, plan.document(), frozen)
-
-    def _facts(self, ranks: list[dict[str, float]], busy: list[float]) -> None:
-        """What a step's record has of all ranks."""
-        now = perf_counter()
-        step_s = max(now - self._observed_at - self._plan_s - max(rank["migrate_s"] for rank in ranks), max(busy))
-        self._observed_at = now
-        mean = sum(busy) / len(busy)
-        self.facts = {
+            "ranks": ranks,
             "step_s": step_s,
-            "plan_s": self._plan_s,
-            "migrate_s": max(rank["migrate_s"] for rank in ranks),
-            "update_s": self.times.update_s,
-            "imbalance": max(busy) / mean - 1 if mean > 0 else 0.0,
-            "bubble": max(0.0, 1 - mean / step_s),
         }
+        facts = self.decisions.observe(step, plan.document(), frozen)
+        self.facts = {**facts, "step_s": step_s, "plan_s": self._plan_s, "update_s": self.times.update_s}
         self._plan_s = 0.0
 
     def decide(self, plan: Plan, step: int) -> Optional[dict[str, Any]]:
