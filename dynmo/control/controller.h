@@ -5,11 +5,12 @@
 // every rank, `dynmo simulate` on loads; window, noise, gates, horizon and the costs of deciding
 // and moving are here and nowhere else. Deterministic: ranks that are fed alike decide alike.
 //
-// It plans for one of six causes (Cause in policy.h):
+// It plans for one of seven causes (Cause in policy.h):
 //   known      the work has changed and training says so: once its new costs are known, which is
 //              at once where they follow from `Boundary::known` and after one step otherwise;
 //              predicted ones are not certain: they need as much evidence as confirmed ones. Ranks
 //              that have come are a known change, too.
+//   lost       ranks were lost: after_loss() plans for those that are left
 //   confirmed  three steps later, of a change whose costs had to be measured
 //   found      the newest steps are of other work than the older ones (find_change.h)
 //   waited     a move was too expensive, and the time lost since then now exceeds its cost
@@ -72,6 +73,14 @@ struct Release {
   std::int64_t idle_steps = 0;  // in which the others had no layers
 };
 
+// The plan for the ranks that are left after a loss.
+struct AfterLoss {
+  Decision decision;  // a move
+  // Why no plan fits the memory, or empty. The decision then has an even cut, under which the ranks
+  // can hold the layers long enough to save them.
+  std::string fault = {};
+};
+
 class Controller {
  public:
   // `known` as Profiler's. The run, or its part, begins at `first_step`.
@@ -98,12 +107,16 @@ class Controller {
   // others, ascending. kInfeasible: no plan on them fits the memory. kBadInput: nothing was
   // measured yet.
   [[nodiscard]] Expected<Decision> vacate(const Boundary& now, const std::vector<Rank>& kept);
+  // Returns the plan for the ranks of `now.cluster`, all that are left after a loss. `now.plan` is
+  // that of the group before. Call ranks_changed() first. If nothing was measured, the cut is even.
+  // A better plan than this quick one is looked for at the next boundary.
+  [[nodiscard]] Expected<AfterLoss> after_loss(const Boundary& now);
   // Whether ranks that have had no layers for `release_after` boundaries are released now. Asked at
   // every boundary where ranks may be released at all; of ranks that are refused, again after as
   // many.
   [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step);
   // Ranks have come or gone, and what is said from now on numbers them anew: rank i was `before[i]`
-  // until now, or has come. Ranks that are gone had no layers left.
+  // until now, or has come.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
 
   // Returns the state from which restore() makes another controller, of equal options, continue as
@@ -243,6 +256,8 @@ class Controller {
   // Completes a decision of the policy, and takes it as what was done.
   void remember(Cause cause, const Boundary& now, const cost::ModelCost& costs, Decision& decision);
   [[nodiscard]] std::string why(Cause cause, const Boundary& now) const;
+
+  static constexpr const char* kRanksLost = "ranks were lost";
 
   ControllerOptions options_;
   Profiler profiler_;

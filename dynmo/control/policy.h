@@ -23,6 +23,7 @@ namespace dynmo::control {
 // Why a plan is made (controller.h).
 enum class Cause {
   kKnown,      // the work has changed as training says, and new costs follow from those before
+  kLost,       // ranks were lost
   kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
   kCounted,    // sources count other work than at the last plan
@@ -118,5 +119,12 @@ struct Decision {
 // the memory. kBadInput as decide.
 [[nodiscard]] Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kept,
                                         const PolicyOptions& options = {});
+
+// Returns the move to a plan for `input.cluster`, the ranks that are left after a loss.
+// `input.current` is the plan before. Its ranks may be others, so nothing is compared with it.
+// The plan is made quickly: by Balancer::kOptimal, for the schedule kind before or, if so few ranks
+// cannot run that, for 1F1B. kInfeasible: no such plan fits the memory. kBadInput as decide.
+[[nodiscard]] Expected<Decision> after_loss(const PolicyInput& input,
+                                            const PolicyOptions& options = {});
 
 }  // namespace dynmo::control

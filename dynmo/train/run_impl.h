@@ -123,6 +123,7 @@ class Run {
     bool whole = false;          // all is done
     std::int64_t reached = 0;    // steps done before the loss, by any rank that is left
     Json ms = {};                // by phase
+    std::optional<control::Decision> decision = {};  // none: the run has begun again
     std::chrono::steady_clock::time_point phase = std::chrono::steady_clock::now();
 
     void end_phase(const char* name) {
@@ -235,6 +236,7 @@ class Run {
   // Goes on from the newest step that the ranks have all layers of, whether as they are, in
   // snapshots or in a checkpoint; or from the beginning.
   Expected<void> recover(Lane& lane, Recovery& recovery);
+  Expected<control::AfterLoss> plan_after_loss(std::int64_t step, const cost::Cluster& cluster);
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                             const cost::Cluster& cluster);
