@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// 128-bit XXH3 digests of plans, of layers in flight and of checkpoint files. By those of plans,
-// ranks compare what they derived. They are not cryptographic: they detect accidents, not
-// attackers.
+// 128-bit XXH3 digests of plans, of layers in flight and of checkpoint files. Ranks compare the
+// digests of their plans. They are not cryptographic: they detect accidents, not attackers.
 
 #include <cstddef>
 #include <cstdint>
