@@ -37,7 +37,7 @@ struct Evaluation {
                                                       const cost::ModelCost& model,
                                                       const cost::Cluster& cluster);
 
-// Returns the work a micro-batch of each rank / its speed, with update_s / micro_batches.
+// Returns each rank's work of a micro-batch / its speed, with update_s / micro_batches.
 [[nodiscard]] std::vector<double> rank_times_s(const Plan& plan, const cost::ModelCost& model,
                                                const cost::Cluster& cluster, int micro_batches);
 

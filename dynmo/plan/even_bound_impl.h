@@ -34,8 +34,9 @@ class EvenBound {
   // load.
   [[nodiscard]] std::vector<Window> near_divisible() const;
 
-  // Returns, for each rank, the starts of cuts with at most `squares`. If `squares` is 0, all
-  // starts may be needed, and none are returned.
+  // Returns, for each rank, the starts that a cut can have if its sum of squared times is at most
+  // `squares`. If `squares` is 0, returns only that of rank 0, because all other starts may be
+  // needed.
   [[nodiscard]] std::vector<Window> within(Wide squares) const;
 
  private:
