@@ -222,8 +222,8 @@ void reserve_standard_descriptors() {
 std::atomic<void*> memory_for_the_last_line = nullptr;
 constexpr std::size_t kLastLine = std::size_t{1} << 20;
 
-// A library's own thread (SentencePiece's, say) hands on no exception: what memory it lacked is
-// said here, and the process ends as for any other error.
+// Ends the process like any other error. A thread of a library (such as SentencePiece's) cannot
+// pass on an exception, so its missing memory is reported here.
 [[noreturn]] void end_for_uncaught() {
   if (const std::exception_ptr fault = std::current_exception()) {
     try {

@@ -30,8 +30,8 @@ struct SimulateFlags {
   bool shares = false;
 };
 
-// On standard error: a bar on a terminal, and a line for each policy once it is done, so that one
-// sees which of them takes the time.
+// Shows progress on standard error: a bar on a terminal, and a line for each finished policy. So
+// users see which policy takes the time.
 class PolicyProgress {
  public:
   void show(const scenario::ComparisonProgress& progress) {

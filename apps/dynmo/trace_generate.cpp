@@ -94,9 +94,9 @@ std::uint64_t snapped(std::uint64_t count, std::uint64_t to) {
   return difference <= 1e-4 * static_cast<double>(to) ? to : count;
 }
 
-// `count` things in `groups`, hardly more than one in each: how many have two decides their spread,
-// and is lost in the digits of the densities. What the spread says is meant, if it differs by as
-// little as `snapped` allows.
+// Fits `count` things in `groups`, with hardly more than one in each. The number of groups with two
+// decides their spread, and is lost in the digits of the densities. The spread decides if it
+// differs by at most `snapped`.
 std::uint64_t fitted(std::uint64_t count, std::uint64_t groups, double cv) {
   const auto ones = static_cast<double>(groups);
   if (snapped(count, groups) != groups) return count;

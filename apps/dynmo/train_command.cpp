@@ -214,8 +214,8 @@ Expected<int> launch(TrainFlags flags, const std::string& config_text,
   }
 }
 
-// The arguments of the ranks. A config that came through a pipe is gone once it has been read: they
-// read it from a file in memory, which this process holds as long as it waits for them.
+// Returns the arguments of the ranks. A config from a pipe can be read only once. So ranks read it
+// from a file in memory, which this process holds while it waits for them.
 Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> arguments,
                                                   const std::string& config,
                                                   const std::string& text) {

@@ -76,7 +76,7 @@ std::vector<TomlKey> data_keys(Config::Data& d, Config::Batch& b) {
       {"data.path", &d.path},
       {"data.validation_path", &d.validation_path, {}, {validates()}},
       {"data.vocabulary", &d.vocabulary, between(0, kLarge, "(0: that of a prepared folder)")},
-      // As many as the planner takes: each is a few actions of the schedule.
+      // The planner's limit: each micro-batch is a few actions of the schedule.
       {"batch.micro_batches", &b.micro_batches,
        between(1, 65536, "(more of a step: batch.accumulation)")},
       {"batch.micro_batch_size", &b.micro_batch_size, between(1, kLarge)},
@@ -212,8 +212,8 @@ Config defaults_of(const Config& config) {
   return standard;
 }
 
-// With what follows from other keys filled in, so that it means the same where defaults change, and
-// without the values of keys that have no effect.
+// Returns the config with all values that follow from other keys, so that it is independent of
+// defaults. Keys without effect have no values.
 Config resolved(Config config) {
   Config standard = defaults_of(config);
   reset_idle(keys_of(config), keys_of(standard));

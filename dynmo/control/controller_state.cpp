@@ -65,7 +65,7 @@ std::optional<Release> Controller::release(const plan::Plan& plan, std::int64_t 
   const std::int64_t idle_steps = step - *idle_.since;
   if (std::ssize(at_work) == plan.ranks || idle_steps < options_.release_after) return std::nullopt;
   if (at_work.front() != Rank(0)) at_work.insert(at_work.begin(), Rank(0));
-  // As many stay as min_ranks asks for, the lowest ones.
+  // The lowest ranks stay until min_ranks is reached.
   for (Rank rank; rank.value < plan.ranks && std::ssize(at_work) < options_.min_ranks;
        ++rank.value) {
     const auto place = std::lower_bound(at_work.begin(), at_work.end(), rank);

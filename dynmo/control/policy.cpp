@@ -112,8 +112,8 @@ plan::BalanceProblem problem_of(const PolicyInput& input, const PolicyOptions& o
   return problem;
 }
 
-// The step on as many ranks as there were, some of which have been released; 0 if there is no such
-// plan. A slack against the ranks that are left would be granted again with every release.
+// Returns the step on the original number of ranks, of which some have been released, or 0 if there
+// is no such plan. A slack against the remaining ranks would be granted again with every release.
 double reference_step_s(const plan::BalanceProblem& problem, const PolicyOptions& options,
                         int all_ranks) {
   if (all_ranks <= problem.cluster.size()) return 0;
@@ -186,9 +186,9 @@ Decision take(Decision decision, const Rivals& rivals, std::string reason) {
   return decision;
 }
 
-// Moving layers away from the slowest rank seems to gain even where noise alone made it the
-// slowest: of n equal values with noise the largest is about sqrt(2 ln n) standard deviations above
-// the mean. Those that noise may have put below it count: within 3 standard deviations.
+// Returns the apparent gain of moving layers away from a rank that only noise made the slowest. The
+// largest of n equal values with noise is about sqrt(2 ln n) standard deviations above the mean.
+// Ranks within 3 standard deviations count, because noise may have put them below it.
 double chance_gain_s(const PolicyInput& input, const Rivals& rivals, const Decision& decision) {
   if (input.cause == Cause::kKnown) return 0;
   const auto times =

@@ -80,7 +80,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-// Nothing is lost that somebody may want: a data set, a run, the text itself.
+// Refuses to overwrite a data set, a run, or the text itself.
 Expected<void> check_out_folder(std::span<const fs::path> paths, const Corpus& corpus,
                                 const PrepareOptions& options) {
   const std::vector<std::string> names = names_in(options.out);

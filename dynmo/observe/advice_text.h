@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Advice on a plan as sentences: how few ranks would do, what bounds the step, tokens an hour.
+// Advice on a plan as sentences: the number of ranks that is enough, the step's limit, tokens an
+// hour.
 
 #include <string>
 
@@ -18,7 +19,7 @@ struct AdviceWords {
   std::string hour = "rank-hour";
 };
 
-// Two or three sentences, a line each. `tokens` are those of a step; 0: not known.
+// Returns two or three sentences, one on each line. `tokens` are those of a step; 0: not known.
 [[nodiscard]] std::string advice_text(const plan::Advice& advice, double tokens,
                                       const AdviceWords& words);
 

@@ -170,8 +170,8 @@ bool has_nodes(const cost::Cluster& cluster) {
                      [&](const auto& rank) { return rank.node != cluster.ranks.front().node; });
 }
 
-// "12.0 MiB a step between stages, 4.0 MiB of them between nodes; 8.0 MiB of gradients to other
-// replicas; 1.0 MiB of the moves between nodes".
+// Returns "12.0 MiB a step between stages, 4.0 MiB of them between nodes; 8.0 MiB of gradients to
+// other replicas; 1.0 MiB of the moves between nodes".
 std::string traffic_line(const PlanReport& report) {
   TrafficRows stages;
   TrafficRows moves;

@@ -65,7 +65,7 @@ class Adviser {
     ScheduleChoice schedules = ScheduleChoice::kAsGiven;
   };
 
-  // About as many as a step has on `ranks` ranks, in all models.
+  // Returns the approximate number of actions of a step on `ranks` ranks, in all models.
   [[nodiscard]] double actions_of(int ranks) const {
     constexpr double kOfEach = 6;  // F, B, and their messages
     return kOfEach * ranks * problem_.micro_batches * static_cast<double>(problem_.models.size());
@@ -231,7 +231,7 @@ class Adviser {
     return Remedy{AdviceKey::kMicroBatches, std::to_string(twice), *with_s / 2};
   }
 
-  // The step of so many ranks in perfect balance.
+  // Returns the step on `ranks` ranks in perfect balance.
   [[nodiscard]] double least_s(int ranks) const {
     double speed = 0;
     for (const Rank rank : ranks_to_keep(problem_.cluster, ranks)) {

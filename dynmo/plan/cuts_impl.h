@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The cuts of a balancer that are worth a replay where layers may be recomputed: propose() and the
-// templates of search() try the same.
+// The cuts of a balancer that are replayed if layers may be recomputed. They are the same for
+// propose() and for the templates of search().
 
 #include <vector>
 
@@ -15,18 +15,19 @@ namespace dynmo::plan::internal {
 enum class CutFor {
   kPlain,  // nothing is recomputed
   kWhole,  // everything is
-  kLeast,  // as little as fits: only balancers that know memory can
+  kLeast,  // as little as fits: only balancers that use memory
 };
-// In the order of trial: for kNone and kWhole one.
+// Returns the cuts in the order of trial. For kNone and kWhole it is one.
 [[nodiscard]] std::vector<CutFor> cuts_for(Balancer balancer, Recompute choice);
 
 struct MadeCut {
   std::vector<int> counts;  // by stage of placement()
-  int rounds = 0;           // diffusion only: its rounds, and the paper's bound on them
+  int rounds = 0;           // diffusion: its rounds, and the paper's bound on them
   double rounds_bound = 0;
 };
 
-// The cut of any balancer but kSearch, refined if it is kOptimal's and can be. Errors as balance().
+// Makes the cut of a balancer except kSearch. A cut of kOptimal is refined if possible. Returns the
+// errors of balance().
 [[nodiscard]] Expected<MadeCut> make_cut(CutFor what, Balancer balancer,
                                          const BalanceProblem& problem);
 

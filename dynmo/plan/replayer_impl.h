@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Replays many cuts of one problem, one stage a rank: what a schedule is depends only on how many
-// stages are frozen, so each is made and checked once.
+// Replays many cuts of one problem, with one stage a rank. A schedule depends only on the number of
+// frozen stages, so each is made and checked once.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,8 @@ namespace dynmo::plan {
 
 class Replayer {
  public:
-  // With a chain that recomputes, its memory holds instead of the replay's. Keeps the references.
+  // Begins without schedules. If `recomputing` is given, its memory applies instead of the
+  // replay's. Keeps the references.
   Replayer(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
            schedule::ScheduleKind kind, const internal::Chain* recomputing = nullptr)
       : model_(model),
@@ -34,7 +35,7 @@ class Replayer {
         recomputing_(recomputing),
         checked_(cluster.ranks.size() + 1) {}
 
-  // Step time, or nullopt if the memory does not suffice.
+  // Returns the step time, or nullopt if the memory does not suffice.
   Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
     const Plan plan = make_plan(counts, kind_);
     std::vector<sim::StageCost> costs = stage_costs(plan, model_, cluster_);
@@ -65,7 +66,7 @@ class Replayer {
   [[nodiscard]] std::int64_t actions() const { return actions_; }  // of all replays
 
  private:
-  // False if a stage does not fit.
+  // Adds recomputation to the costs. Returns false if a stage does not fit.
   [[nodiscard]] bool add_recomputation(const Plan& plan, std::vector<sim::StageCost>& costs) const {
     for (std::size_t s = 0; s < costs.size(); ++s) {
       const LayerRange& layers = plan.stages[s].layers;

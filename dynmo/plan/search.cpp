@@ -47,7 +47,7 @@ std::vector<Placement> portfolio(const SearchProblem& problem) {
   return placements;
 }
 
-// Keeps the best candidate seen, and for advice the one that comes nearest to fitting.
+// Keeps the best candidate so far, and for advice the candidate that comes nearest to fitting.
 class Candidates {
  public:
   Candidates(const SearchProblem& problem, Recompute recompute, SearchResult& result)
@@ -166,8 +166,8 @@ bool countable(const SearchProblem& problem) {
          std::min(1e6, 4e9 / problem.cluster.size());
 }
 
-// Whether filling and draining the pipeline takes much of a step, and a run so many actions that
-// few are affordable.
+// Returns whether filling and draining take a large part of a step, and a run has so many actions
+// that few runs are affordable.
 bool large(const SearchProblem& problem) {
   return problem.cluster.size() > 8 &&
          std::int64_t{6} * problem.cluster.size() * problem.micro_batches > kActionsAnEvaluation;

@@ -60,9 +60,9 @@ Expected<void> StepReplayer::prepare(const plan::Plan& plan, const cost::ModelCo
   return {};
 }
 
-// The update of a step starts when the last rank of any replica has its gradients reduced, and a
-// reduction when the last replica of its stage is done. Both are maxima, so the step of the whole
-// job is the longest step of any replica.
+// The update of a step starts when the last rank of any replica has its gradients reduced. A
+// reduction starts when the last replica of its stage is done. Both are maxima, so the step of the
+// whole job is the longest step of any replica.
 Expected<const StepMeasure*> StepReplayer::step(const plan::Plan& plan,
                                                 const cost::ModelCost& model, Timelines timelines) {
   const bool keep = timelines == Timelines::kKept;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One step of all replicas, by the simulator. Lowered schedules are kept while the plan is, and the
-// last step's result while costs are too: most steps of a run repeat the one before.
+// Simulates one step of all replicas. It keeps the lowered schedule while the plan is the same, and
+// the last result while the costs are, too. Most steps of a run repeat the last one.
 
 #include <optional>
 #include <vector>
@@ -33,8 +33,8 @@ class StepReplayer {
   StepReplayer(Grid grid, int micro_batches)
       : grid_(std::move(grid)), micro_batches_(micro_batches) {}
 
-  // The result of a step; the reference holds until the next call. kBadInput as evaluate and
-  // simulate say.
+  // Returns the result of a step, which is valid until the next call. Returns kBadInput as
+  // evaluate() and simulate() do.
   [[nodiscard]] Expected<const StepMeasure*> step(const plan::Plan& plan,
                                                   const cost::ModelCost& model,
                                                   Timelines timelines = Timelines::kLeftOut);

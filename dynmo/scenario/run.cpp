@@ -67,8 +67,8 @@ class Run {
     cost::ModelCost model;
     bool fresh = true;                // those of the next step are not known
     std::int64_t observed_step = -1;  // the newest
-    // The layers that the plan in force recomputes, and left_; they follow from the plan and from
-    // measured costs, chosen when so many layers were frozen.
+    // The layers that the plan in force recomputes, and left_. They follow from the plan and from
+    // measured costs, with the number of frozen layers at that time.
     plan::LayerSet recomputed = {};
     plan::LayerSet recomputed_by_left = {};
     int frozen = 0;
@@ -232,8 +232,8 @@ class Run {
     return {};
   }
 
-  // Takes the layers of the ranks that are not among `kept`. What begins anew or has not measured
-  // anything takes the ranks of `next`, too.
+  // Moves the layers of ranks that are not among `kept`. A policy that is not autonomous, or has
+  // measured nothing, makes a plan for the ranks of `next`.
   Expected<void> vacate(const std::vector<int>& kept, const std::vector<int>& next) {
     if (!decides()) {
       DYNMO_ASSIGN(plan::Plan plan, proposed(next, plan_.generation + 1));
@@ -358,7 +358,7 @@ class Run {
                  step_ >= steps - std::max<std::int64_t>(steps / 10, 1), held());
   }
 
-  // The plan of the step that runs: the one before, where layers move while it runs.
+  // Returns the plan of the running step: the previous one, if layers move during the step.
   [[nodiscard]] const plan::Plan& step_plan() const { return left_ ? *left_ : plan_; }
 
   void observe() {

@@ -232,7 +232,7 @@ std::string resolved(const std::string& path, const std::filesystem::path& folde
   return path.empty() || given.is_absolute() ? path : (folder / given).string();
 }
 
-// A file with nothing in it would compare all defaults, which nobody asks for.
+// An empty file would compare all defaults, which is never intended.
 bool says_nothing(std::string_view text) {
   for (bool comment = false; const char c : text) {
     if (c == '\n') comment = false;

@@ -33,7 +33,7 @@ Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
   return lock_run(options);
 }
 
-// Ranks that somebody else has started meet where that says.
+// Checks that ranks that another program has started meet where it says.
 Expected<void> check_meets_elsewhere(const config::Config& config) {
   if (own_meeting_address(config).empty() || std::getenv(kLockedByLauncher) != nullptr) return {};
   return make_error(ErrorCode::kBadInput,

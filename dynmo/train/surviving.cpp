@@ -376,7 +376,7 @@ Expected<void> Run::after_step_again(Lane& lane) {
   DYNMO_ASSIGN(const bool is_there, has_checkpoint(step));
   const std::array mine = {lane.group->checkpoints()->writes_dropped() ? 1.0 : 0.0};
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(world(), tag(), mine));
-  // Nobody waits here for the disk that the loss found at work; the last checkpoint is waited for.
+  // No rank waits here for the disk that was busy at the loss. The last checkpoint is waited for.
   const bool passes = step < config().train.steps &&
                       std::ranges::any_of(all, [](const auto& rank) { return rank[0] > 0; });
   if (passes && !is_there && config().checkpoint.every > 0 &&

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The rules by which the tokens and the experts of a mixture choose each other. A config names them
+// The rules by which tokens and experts of a mixture choose each other. A config names them
 // (options.h) and a layer follows them (model/moe_router.h).
 
 namespace dynmo::dynamism {

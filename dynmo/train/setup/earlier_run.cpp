@@ -128,7 +128,7 @@ Expected<RunLocks> lock_run(const TrainOptions& options) {
 
 Interruption find_interruption(const TrainOptions& options, std::filesystem::file_time_type begin) {
   const observe::RunFolder folder(options.config.run.directory);
-  // The last of several runs that advance in turn is the one that has done the fewest steps.
+  // The last of several runs that advance in turn has done the fewest steps.
   const observe::RunFolder last = folder.of(options.compare.empty() ? "" : options.compare.back());
   Interruption found{.config = folder.config()};
   if (const auto records = newest_records(last.records(), begin)) {
