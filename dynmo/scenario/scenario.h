@@ -114,6 +114,8 @@ inline constexpr std::int64_t kMaxSteps = 10'000'000;
                                                std::vector<std::string> compare = {});
 // Ranges and combinations that no scenario can have, and keys that are given and have no effect.
 [[nodiscard]] Expected<void> validate(const Scenario& scenario);
+// Whether a policy that is compared re-plans while the scenario runs.
+[[nodiscard]] bool replans(const Scenario& scenario);
 // Why the source of dynamism does nothing in so few steps or blocks; "": it does something, or
 // there is none.
 [[nodiscard]] std::string idle_source(const Scenario& scenario);

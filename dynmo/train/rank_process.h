@@ -29,6 +29,9 @@ struct RankProcess {
 // a broken environment.
 [[nodiscard]] Expected<bool> is_rank_process();
 
+// kBadInput: a flag has set pipeline.ranks, and a launcher has started other ranks than these.
+[[nodiscard]] Expected<void> check_asked_ranks(const config::Config& config);
+
 // Refuses a config that is not valid, or whose replicas do not divide the ranks, at once; else
 // joins the group of the environment, trains, and leaves the group or ends it for all. One thread
 // of tensor operations. The caller prints the error and ends the process by c10d::quit.
