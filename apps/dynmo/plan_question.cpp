@@ -156,6 +156,7 @@ Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
     DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(config, *flags.config));
     shape = config::transformer_shape(config, vocabulary);
     device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
+    question.size_key = "batch.micro_batch_size =";
   }
   if (flags.head_slices) shape.head_slices = *flags.head_slices;
   return plan::set_shape(question, shape, device);
@@ -177,6 +178,7 @@ Expected<void> read_cluster(const PlanFlags& flags, plan::Question& question) {
   if (flags.cluster) {
     DYNMO_ASSIGN(cost::Cluster cluster, cost::read_cluster(*flags.cluster));
     plan::set_cluster(question, std::move(cluster), flags.head_room);
+    question.ranks_key = "--cluster with its first ranks only:";
     return {};
   }
   DYNMO_ASSIGN(const std::optional<Bytes> memory, read_memory(flags));

@@ -3,6 +3,7 @@
 
 // Advice on a plan as sentences: how few ranks would do, what bounds the step, tokens an hour.
 
+#include <map>
 #include <string>
 
 #include "dynmo/plan/advice.h"
@@ -11,10 +12,7 @@ namespace dynmo::observe {
 
 // The words with which a program sets the keys, before their value.
 struct AdviceWords {
-  std::string head_slices = "model.head_slices =";
-  std::string schedule = "training.schedule =";
-  std::string micro_batches = "training.micro_batches =";
-  std::string memory = "cluster.memory =";
+  std::map<plan::AdviceKey, std::string> keys;
   std::string hour = "rank-hour";
 };
 
