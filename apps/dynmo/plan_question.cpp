@@ -178,7 +178,6 @@ Expected<void> read_cluster(const PlanFlags& flags, plan::Question& question) {
   if (flags.cluster) {
     DYNMO_ASSIGN(cost::Cluster cluster, cost::read_cluster(*flags.cluster));
     plan::set_cluster(question, std::move(cluster), flags.head_room);
-    question.ranks_key = "--cluster with its first ranks only:";
     return {};
   }
   DYNMO_ASSIGN(const std::optional<Bytes> memory, read_memory(flags));

@@ -127,6 +127,7 @@ Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::str
     return make_error(ErrorCode::kBadInput, "-n is {}, wanted 1 rank or more", *flags.ranks);
   }
   DYNMO_TRY(config::apply_settings(options.config, settings_of(flags)));
+  options.program = fmt::format("dynmo {}", kVersion);
   options.compare = flags.compare;
   options.resume = flags.resume == "always";
   if (flags.resume == "auto") {

@@ -204,12 +204,14 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
   const Bytes offered = memory.value_or(device ? device->memory : cost::kUnlimitedMemory);
   set_cluster(question, cost::equal_ranks(ranks, offered),
               head_room.value_or(device_memory ? kDeviceHeadRoom : 0));
+  question.ranks_key = "--ranks";
   if (!device) return;
   question.cluster.inside_node = question.cluster.between_nodes = device->inside_node;
   question.links = fmt::format("those of {} inside a node", device->name);
 }
 
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room) {
+  question.ranks_key = "--cluster with its first ranks only:";
   question.head_room = head_room.value_or(0);
   // A share out of range is for validate() to refuse.
   const bool possible = question.head_room >= 0 && question.head_room < 1;

@@ -5,6 +5,7 @@ Searches run with few evaluations: these tests are of the command, not of the se
 """
 import json
 import pathlib
+import re
 import unittest
 
 from program import FreshFolderCase
@@ -63,6 +64,11 @@ class Case(FreshFolderCase):
 
     def used(self, plan):
         return {stage["rank"] for stage in plan["stages"]}
+
+
+def effort(balancer):
+    """Flags of a short search, for the balancer that searches."""
+    return ["--evaluations", 20] if balancer == "search" else []
 
 
 class BadInput(Case):
@@ -135,7 +141,7 @@ class Infeasible(Case):
     def test_is_exit_3_and_says_what_would_do(self):
         for balancer in ["optimal", "search", "uniform"]:
             with self.subTest(balancer=balancer):
-                words = ["even.json", "--ranks", 2, "--memory", "3MiB", "--balancer", balancer, "--evaluations", 20]
+                words = ["even.json", "--ranks", 2, "--memory", "3MiB", "--balancer", balancer, *effort(balancer)]
                 self.assert_error(self.run_plan(*words), 3, "rank")
                 result = self.run_plan(*words, "--json")
                 self.assertEqual(result.returncode, 3)
@@ -156,7 +162,7 @@ class Answers(Case):
     def test_every_balancer_plans_every_layer(self):
         for balancer in ["uniform", "parameters", "time", "diffusion-parameters", "diffusion-time", "optimal", "v-pair", "search"]:
             with self.subTest(balancer=balancer):
-                plan = self.plan("uneven.json", "--ranks", 4, "--balancer", balancer, "--evaluations", 20)
+                plan = self.plan("uneven.json", "--ranks", 4, "--balancer", balancer, *effort(balancer))
                 self.assertEqual(plan["all_layers"], 8)
                 self.assertEqual(plan["balancer"], balancer)
 
@@ -190,7 +196,7 @@ class Answers(Case):
     def test_the_plan_in_force_is_compared_with(self):
         for balancer in ["optimal", "search"]:
             with self.subTest(balancer=balancer):
-                words = ["uneven.json", "--ranks", 4, "--balancer", balancer, "--evaluations", 50]
+                words = ["uneven.json", "--ranks", 4, "--balancer", balancer, *effort(balancer)]
                 self.plan(*words, "--out", "plan.json")
                 again = self.plan(*words, "--from", "plan.json")
                 self.assertEqual(again["migration"], {"layers": 0, "bytes": 0})
@@ -262,7 +268,8 @@ class Answers(Case):
         lines = (pathlib.Path(__file__).parents[2] / "CITATION.cff").read_text().splitlines()
         cited = next(line.split()[1] for line in lines if line.startswith("version:"))
         result = self.run_program("--version")
-        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, f"dynmo {cited}\n", ""))
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertRegex(result.stdout, rf"^dynmo {re.escape(cited)}( \([0-9a-f]{{10}}(-dirty)?\))?\n$")  # a checkout has its commit
 
     def test_same_question_same_answer(self):
         words = ["uneven.json", "--ranks", 4, "--evaluations", 50, "--json"]
