@@ -186,7 +186,8 @@ TEST(Advice, WhatBoundsTheStepIsNamed) {
 // A question with an even cut of four ranks under 1F1B.
 Question question_on(const cost::ModelCost& model, const cost::Cluster& cluster,
                      int micro_batches) {
-  Question question{.model = model};
+  Question question;
+  question.model = model;
   set_cluster(question, cluster, {});
   question.micro_batches = micro_batches;
   question.balancer = Balancer::kOptimal;
