@@ -110,12 +110,12 @@ class Changes {
     auto model = question_.sized(2);
     if (!model) return;
     const int half = question_.micro_batches / 2;
-    found_.push_back({.set = {AdviceKey::kMicroBatchSize,
-                              std::to_string(2 * question_.micro_batch_size)},
-                      .with = KeyValue{AdviceKey::kMicroBatches, std::to_string(half)},
-                      .models = {recomputed(*std::move(model), answer_.proposal.recomputed)},
-                      .cluster = question_.cluster,
-                      .micro_batches = half});
+    AdviceChange& change = found_.emplace_back();
+    change.set = {AdviceKey::kMicroBatchSize, std::to_string(2 * question_.micro_batch_size)};
+    change.with = KeyValue{AdviceKey::kMicroBatches, std::to_string(half)};
+    change.models = {recomputed(*std::move(model), answer_.proposal.recomputed)};
+    change.cluster = question_.cluster;
+    change.micro_batches = half;
   }
 
   const Question& question_;

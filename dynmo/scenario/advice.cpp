@@ -106,13 +106,13 @@ class Changes {
     other.training.micro_batches /= 2;
     const auto job = make_job(other);
     if (!job) return;
-    found_.push_back(
-        {.set = {plan::AdviceKey::kMicroBatchSize, std::to_string(other.model.micro_batch_size)},
-         .with = plan::KeyValue{plan::AdviceKey::kMicroBatches,
-                                std::to_string(other.training.micro_batches)},
-         .models = costs_of(*job->load, other.training.steps),
-         .cluster = planned_,
-         .micro_batches = other.training.micro_batches});
+    const int micro_batches = other.training.micro_batches;
+    plan::AdviceChange& change = found_.emplace_back();
+    change.set = {plan::AdviceKey::kMicroBatchSize, std::to_string(other.model.micro_batch_size)};
+    change.with = plan::KeyValue{plan::AdviceKey::kMicroBatches, std::to_string(micro_batches)};
+    change.models = costs_of(*job->load, other.training.steps);
+    change.cluster = planned_;
+    change.micro_batches = micro_batches;
   }
 
   const Job& job_;
