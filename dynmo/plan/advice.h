@@ -105,7 +105,7 @@ struct AdviceProblem {
   std::int64_t head_slices = 1;
   // Returns `models` with the head in that many slices; empty if the head cannot be cut.
   std::function<Expected<Costs>(std::int64_t slices)> sliced = {};
-  // Returns what could help against messages or slow ranks, the easiest change first.
+  // Returns what could help against messages or slow ranks, settings first.
   std::function<std::vector<AdviceChange>(StepLimit)> changes = {};
 };
 

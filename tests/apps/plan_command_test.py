@@ -443,7 +443,7 @@ class Advice(Case):
     def test_names_a_flag_whose_change_does_what_it_says(self):
         words = {"--balancer": "optimal", "--schedule": "1f1b", "--ranks": "4", "--micro-batches": "64"}
         for limit, key, times, more in [
-            ("balancer", "balancer", [1, 1, 1, 1, 4, 4, 4, 4], {"--balancer": "uniform"}),
+            ("balancer", "balancer", [1, 1, 1, 1, 1, 1, 4, 4], {"--balancer": "uniform"}),
             ("layer", "ranks", [1, 1, 1, 9, 1, 1, 1, 1], {}),
             ("cut", "ranks", [3, 3, 3, 3, 3, 3], {"--micro-batches": "400"}),
             ("fill", "schedule", [1] * 16, {"--micro-batches": "4"}),

@@ -267,7 +267,7 @@ TEST(Advice, ASlowRankIsNamedWithTheSpeedOfTheOthers) {
 }
 
 TEST(Advice, ABalancerWhoseCutIsWorseIsNamed) {
-  const cost::ModelCost uneven = timed_model({1, 1, 1, 1, 4, 4, 4, 4});
+  const cost::ModelCost uneven = timed_model({1, 1, 1, 1, 1, 1, 4, 4});
   Question question = question_on(uneven, cost::equal_ranks(4), 64);
   question.balancer = Balancer::kUniform;
   const Advice advice = advice_of(question);
