@@ -447,7 +447,7 @@ class Advice(Case):
             ("layer", "ranks", [1, 1, 1, 9, 1, 1, 1, 1], {}),
             ("cut", "ranks", [3, 3, 3, 3, 3, 3], {"--micro-batches": "400"}),
             ("fill", "schedule", [1] * 16, {"--micro-batches": "4"}),
-            ("fill", "micro_batches", [1] * 16, {"--micro-batches": "4", "--schedule": "gpipe"}),
+            ("fill", "micro_batches", [1] * 16, {"--micro-batches": "4", "--schedule": "zb-v"}),
         ]:
             with self.subTest(key=key, limit=limit):
                 self.write("costs.json", profile([t * 1e-3 for t in times]))

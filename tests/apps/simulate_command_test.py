@@ -67,9 +67,10 @@ class Advice(Case):
             ("messages", "micro_batch_size", ["cluster.inside_latency=300us", "training.micro_batches=64"]),
             ("slow-rank", "speed", ["model.blocks=1", "cluster.slow_ranks=[2]", "cluster.slow_speed=0.5"]),
             ("head", "head_slices", ["model.vocabulary=30000"]),
-            ("cut", "ranks", ["model.blocks=4", "cluster.pipeline_ranks=6", "training.micro_batches=200"]),
+            ("layer", "ranks", ["model.blocks=1", "training.micro_batches=200"]),
+            ("cut", "ranks", ["model.blocks=4", "cluster.pipeline_ranks=7", "training.micro_batches=400", "cluster.inside_latency=1ns"]),
             ("fill", "schedule", ["training.micro_batches=4"]),
-            ("fill", "micro_batches", ["training.micro_batches=4", "training.schedule=zb-v"]),
+            ("fill", "micro_batches", ["training.micro_batches=4", "training.schedule=zb-v", "cluster.inside_latency=1ns"]),
         ]:
             with self.subTest(key=key, settings=settings):
                 text, advice = self.advice(settings)
