@@ -26,7 +26,7 @@ enum class Cause {
   kKnown,      // the work has changed as training says, and new costs follow from those before
   kLost,       // ranks were lost
 =======
-  kKnown,      // training has announced a change, and new costs follow from known ones
+  kKnown,  // training has announced a change, and new costs follow from known ones
 >>>>>>> prose
   kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
