@@ -6,28 +6,11 @@
 // deciding and moving are only here. Deterministic: ranks with the same inputs make the same
 // decisions.
 //
-<<<<<<< HEAD
 // It plans for one of seven causes (Cause in policy.h):
-//   known      the work has changed and training says so: once its new costs are known, which is
-//              at once where they follow from `Boundary::known` and after one step otherwise;
-//              predicted ones are not certain: they need as much evidence as confirmed ones. Ranks
-//              that have come are a known change, too.
-//   lost       ranks were lost: after_loss() plans for those that are left
-//   confirmed  three steps later, of a change whose costs had to be measured
-//   found      the newest steps are of other work than the older ones (find_change.h)
-//   waited     a move was too expensive, and the time lost since then now exceeds its cost
-//   counted    sources count other work (LayerSample::work) than at the last plan, and what the
-//              busiest rank has gained by it costs more over the horizon than a plan
-//   drift      looks 1, 2, 4, ... steps apart, where a rank's share of the work has changed since
-//              the last plan
-// Found changes and drift may spend a two-hundredth of the time of training on plans that lead to
-// no move; more where the busiest rank's growth since the last plan costs more than another plan.
-// All counts are of steps, also where only every so many are observed (Observation::steps).
-=======
-// It plans for one of six causes (Cause in policy.h):
 // - known: training has announced that the work has changed. The new costs may follow from
 //   `Boundary::known` at once, or are measured after one step. Predicted costs are not certain, and
 //   need the evidence of confirmed ones. New ranks are a known change, too.
+// - lost: ranks were lost. after_loss() plans for those that are left.
 // - confirmed: three steps later, for a change whose costs had to be measured.
 // - found: the work of the newest steps differs from that of the older ones (find_change.h).
 // - waited: a move was too expensive. The time lost since then, and expected over the horizon, now
@@ -36,7 +19,6 @@
 //   growth by it costs more over the horizon than a plan.
 // - drift: a rank's share of the work has changed since the last plan. It is checked 1, 2, 4, ...
 //   steps apart.
->>>>>>> prose
 //
 // Found changes and drift may spend a two-hundredth of the training time on plans that lead to no
 // move. They may spend more if the busiest rank's growth since the last plan costs more than
@@ -126,25 +108,16 @@ class Controller {
   // other ranks, ascending. Returns kInfeasible if no plan on them fits the memory, and kBadInput
   // if nothing was measured yet.
   [[nodiscard]] Expected<Decision> vacate(const Boundary& now, const std::vector<Rank>& kept);
-<<<<<<< HEAD
   // Returns the plan for the ranks of `now.cluster`, all that are left after a loss. `now.plan` is
   // that of the group before. Call ranks_changed() first. If nothing was measured, the cut is even.
-  // A better plan than this quick one is looked for at the next boundary.
+  // The plan is made quickly, so a better one may be looked for at the next boundary.
   [[nodiscard]] Expected<AfterLoss> after_loss(const Boundary& now);
-  // Whether ranks that have had no layers for `release_after` boundaries are released now. Asked at
-  // every boundary where ranks may be released at all; of ranks that are refused, again after as
-  // many.
-  [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step);
-  // Ranks have come or gone, and what is said from now on numbers them anew: rank i was `before[i]`
-  // until now, or has come.
-=======
   // Returns the release of ranks that have had no layers for `release_after` boundaries. Call it at
   // every boundary where ranks may be released. If a release is refused, it is returned again after
   // the same number of boundaries.
   [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step);
-  // Renumbers the ranks after some have joined or left. Rank i was `before[i]`, or is new. Leaving
-  // ranks had no layers.
->>>>>>> prose
+  // Renumbers the ranks after some have joined, left or were lost. Rank i was `before[i]`, or is
+  // new. Leaving ranks had no layers.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
 
   // Returns the state from which restore() makes an equal controller, with equal options. So a new

@@ -22,12 +22,8 @@ namespace dynmo::control {
 
 // The cause of a plan (controller.h).
 enum class Cause {
-<<<<<<< HEAD
-  kKnown,      // the work has changed as training says, and new costs follow from those before
+  kKnown,      // training has announced a change, and new costs follow from known ones
   kLost,       // ranks were lost
-=======
-  kKnown,  // training has announced a change, and new costs follow from known ones
->>>>>>> prose
   kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
   kCounted,    // sources count other work than at the last plan
