@@ -104,8 +104,8 @@ class Pipeline {
   // from the step after it, unless a copy is refused (background_move.h). Like apply(), it moves at
   // once if no layer moves, or if the memory cannot hold the layers twice for a step.
   [[nodiscard]] Expected<bool> begin_move(const plan::Plan& plan);
-  // Returns the plan of the following steps, if all ranks hold the layers that it gives them, or
-  // null.
+  // Returns the plan that applies from the next step on, or null. All ranks hold the layers that it
+  // gives them.
   [[nodiscard]] const plan::Plan* coming_plan() const {
     return moving_ && moving_->agreed ? &moving_->plan : nullptr;
   }
