@@ -35,7 +35,8 @@ struct ExitNumbers {
 // Returns some rows of `all`, or all of them if `rows` is undefined.
 [[nodiscard]] at::Tensor some_of(const at::Tensor& all, const at::Tensor& rows);
 
-// SavedSlice of the scored rows. Some of them learn: the score of their target has a gradient.
+// Values that a slice of the head saves for its backward. `scored` are the rows whose scores it
+// computes. In those of `learn`, the score of the target has a gradient.
 struct LearningSlice {
   model::SavedSlice slice;
   at::Tensor scored;  // undefined: all
