@@ -62,9 +62,9 @@ struct Proposal {
 //
 // With recomputation (BalanceProblem) a plan fits if it fits with its recomputed layers. With kAuto
 // nothing is recomputed if memory does not change the balancer's plan. Else the result is the
-// fastest of several cuts. They are for layers without recomputation, for layers that are all
-// recomputed, and for least recomputation (only balancers that use memory). So it is no slower than
-// with kNone, nor, with one stage a rank, than with kWhole.
+// fastest of several cuts. One is balanced without recomputation, one with all layers recomputed.
+// Balancers that use memory add one with least recomputation. So it is no slower than with kNone,
+// nor, with one stage a rank, than with kWhole.
 //
 // Returns kBadInput as balance() and make_schedule() do. Returns kInfeasible if no plan of the
 // balancer fits the memory of every rank in its replay. Such a plan is never returned. The message

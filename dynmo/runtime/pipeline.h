@@ -162,7 +162,7 @@ class Pipeline {
     Bytes bytes;
     MigrationReport report = {};
     BackgroundMove transfer;
-    // All ranks hold what was sent, as it is after the step.
+    // Whether all ranks hold the sent layers, as they are after the step.
     bool agreed = false;
   };
   enum class Moves { kNow, kDuringStep };
@@ -186,7 +186,7 @@ class Pipeline {
   [[nodiscard]] Expected<void> balance(StepReport& report, Moves how);
   [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report,
                                          Moves how);
-  // The common knowledge of all ranks about a plan to which layers move.
+  // The move to a plan, on which all ranks have agreed.
   struct Wanted {
     plan::Migration migration;
     plan::LayerSet recomputed;
