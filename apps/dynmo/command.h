@@ -14,6 +14,10 @@
 
 #include "dynmo/core/expected.h"
 
+namespace dynmo {
+extern const std::string_view kVersion;  // with the commit (cmake/write_version.cmake)
+}
+
 namespace dynmo::app {
 
 // Runs a command whose flags are parsed. Returns its exit code (listed in core/expected.h), or the

@@ -184,7 +184,7 @@ Expected<int> print_parse_result(const CLI::App& app, const CLI::ParseError& ask
 Expected<Command> parse(int argc, char** argv,
                         const std::function<void(CLI::App&, Command&)>& add_commands) {
   CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
-  app.set_version_flag("--version", "dynmo " DYNMO_VERSION);
+  app.set_version_flag("--version", fmt::format("dynmo {}", kVersion));
   app.require_subcommand(1);
   Command chosen;
   add_commands(app, chosen);

@@ -87,9 +87,20 @@ Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
   return compared;
 }
 
+Expected<void> check_effects(const SimulateFlags& flags, const scenario::Scenario& asked) {
+  const bool replans = scenario::replans(asked);
+  const std::string_view wanted = "a policy that re-plans, such as --compare optimal,";
+  return check_flags({
+      {"--shares", flags.shares, replans, wanted},
+      {"--decisions", flags.decisions, replans, wanted},
+      {"--decisions", flags.decisions, !flags.json, "no --json, which has them,"},
+  });
+}
+
 Expected<int> run_simulate(const SimulateFlags& flags) {
   DYNMO_ASSIGN(const scenario::Scenario asked,
                scenario::read_scenario(flags.scenario, flags.settings, flags.compare));
+  DYNMO_TRY(check_effects(flags, asked));
   DYNMO_ASSIGN(const scenario::Comparison comparison, compare(asked, flags));
   if (!flags.trace.empty()) {
     DYNMO_TRY(write_file_durably(flags.trace, observe::trace_json(scenario::trace_of(comparison))));

@@ -259,6 +259,8 @@ Expected<void> check_kind(const GenFlags& flags) {
   DYNMO_TRY(check({"--density", "--fiber-density", "--slice-density", "--fibers-cv", "--entries-cv",
                    "--fibers-imbalance", "--entries-imbalance"},
                   !alike && !flags.counts && !flags.costs, "no --counts, --costs or --like"));
+  DYNMO_TRY(check({"--slice-density"}, flags.sizes.size() > 2, "three of --sizes or more"));
+  DYNMO_TRY(check({"--scale"}, flags.counts || flags.costs || alike, "--counts or --costs"));
   DYNMO_TRY(check({"--step-s"}, flags.costs && !alike, "--costs and no --like"));
   DYNMO_TRY(check({"--tokens"}, flags.counts && !alike, "--counts and no --like"));
   return check({"--cv", "--lasting-cv", "--autocorrelation"},

@@ -103,12 +103,15 @@ std::vector<TomlKey> optimizer_keys(Config::Optimizer& o) {
 }
 
 std::vector<TomlKey> train_keys(Config::Train& t) {
+  // The last step is followed by one in any case.
+  const ActsIf within = when_so(t.validation_every <= t.steps,
+                                fmt::format("train.steps = {}", t.steps), "at most train.steps");
   return {
       {"train.steps", &t.steps, between(1, kLarge)},
       {"train.seed", &t.seed, at_least(0)},
       {"train.init", &t.init},
       {"train.on_nan", &t.on_nan, Names{"stop", "skip"}},
-      {"train.validation_every", &t.validation_every, steps_or_0("never")},
+      {"train.validation_every", &t.validation_every, steps_or_0("never"), {within}},
       {"train.validation_steps", &t.validation_steps, between(1, kLarge), {validates()}},
   };
 }
@@ -121,10 +124,13 @@ Expected<void> parse_schedule(std::string_view name) {
 }
 
 std::vector<TomlKey> pipeline_keys(Config::Pipeline& p) {
+  const ActsIf chosen =
+      when_so(p.schedule != "auto" || p.cut.empty(), "pipeline.cut = " + toml_value(&p.cut),
+              "no pipeline.cut with auto");
   return {
       {"pipeline.ranks", &p.ranks, between(0, 4096, "(0: the usable cores)")},
       {"pipeline.replicas", &p.replicas, between(1, 4096)},
-      {"pipeline.schedule", &p.schedule, readable_by(parse_schedule)},
+      {"pipeline.schedule", &p.schedule, readable_by(parse_schedule), {chosen}},
       {"pipeline.stages_per_rank",
        &p.stages_per_rank,
        between(1, kLarge),

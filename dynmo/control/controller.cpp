@@ -346,6 +346,8 @@ std::string Controller::why(Cause cause, const Boundary& now) const {
     case Cause::kKnown:
       if (pending_.first) return "the first costs were measured";
       return pending_.ranks ? "ranks have come or gone" : "the work has changed";
+    case Cause::kLost:
+      return kRanksLost;
     case Cause::kConfirmed:
       return "measured again since the change";
     case Cause::kFound:

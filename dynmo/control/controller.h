@@ -6,10 +6,11 @@
 // deciding and moving are only here. Deterministic: ranks with the same inputs make the same
 // decisions.
 //
-// It plans for one of six causes (Cause in policy.h):
+// It plans for one of seven causes (Cause in policy.h):
 // - known: training has announced that the work has changed. The new costs may follow from
 //   `Boundary::known` at once, or are measured after one step. Predicted costs are not certain, and
 //   need the evidence of confirmed ones. New ranks are a known change, too.
+// - lost: ranks were lost. after_loss() plans for the ranks that are left.
 // - confirmed: three steps later, for a change whose costs had to be measured.
 // - found: the work of the newest steps differs from that of the older ones (find_change.h).
 // - waited: a move was too expensive. The time lost since then, and expected over the horizon, now
@@ -74,6 +75,14 @@ struct Release {
   std::int64_t idle_steps = 0;  // steps in which the others had no layers
 };
 
+// The plan for the ranks that are left after a loss.
+struct AfterLoss {
+  Decision decision;  // a move
+  // Why no plan fits the memory, or empty. The decision then has an even cut, under which the ranks
+  // can hold the layers long enough to save them.
+  std::string fault = {};
+};
+
 class Controller {
  public:
   // Begins a run, or its part, at `first_step`. `known` is that of Profiler.
@@ -99,12 +108,15 @@ class Controller {
   // other ranks, ascending. Returns kInfeasible if no plan on them fits the memory, and kBadInput
   // if nothing was measured yet.
   [[nodiscard]] Expected<Decision> vacate(const Boundary& now, const std::vector<Rank>& kept);
+  // Returns the plan for the ranks of `now.cluster`, all that are left after a loss. `now.plan` is
+  // the plan of the group before. Call ranks_changed() first. If nothing was measured, the cut is
+  // even. The next boundary looks for a better plan if the options ask for another kind of plan.
+  [[nodiscard]] Expected<AfterLoss> after_loss(const Boundary& now);
   // Returns the release of ranks that have had no layers for `release_after` boundaries. Call it at
   // every boundary where ranks may be released. If a release is refused, it is returned again after
   // the same number of boundaries.
   [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step);
-  // Renumbers the ranks after some have joined or left. Rank i was `before[i]`, or is new. Leaving
-  // ranks had no layers.
+  // Renumbers the ranks after some have joined or left. Rank i was `before[i]`, or is new.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
 
   // Returns the state from which restore() makes an equal controller, with equal options. So a new
@@ -244,6 +256,8 @@ class Controller {
   // Completes a decision of the policy, and records it as done.
   void remember(Cause cause, const Boundary& now, const cost::ModelCost& costs, Decision& decision);
   [[nodiscard]] std::string why(Cause cause, const Boundary& now) const;
+
+  static constexpr const char* kRanksLost = "ranks were lost";
 
   ControllerOptions options_;
   Profiler profiler_;

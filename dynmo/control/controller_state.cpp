@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "dynmo/control/controller.h"
 #include "dynmo/control/state_json_impl.h"
+#include "dynmo/plan/balance.h"
 #include "dynmo/plan/pack.h"
 
 namespace dynmo::control {
@@ -23,6 +26,37 @@ Expected<Decision> Controller::vacate(const Boundary& now, const std::vector<Ran
   // Fewer of the remaining ranks may be enough.
   if (options_.policy.rank_use == RankUse::kFewest) pending_.known = pending_.ranks = true;
   return decision;
+}
+
+Expected<AfterLoss> Controller::after_loss(const Boundary& now) {
+  AfterLoss after;
+  std::optional<Error> fault;
+  const auto costs = this->costs(now.known);
+  if (costs) {
+    auto found = control::after_loss(input(Cause::kLost, now, *costs), options_.policy);
+    if (!found && found.error().code != ErrorCode::kInfeasible) return found.error();
+    if (found) {
+      after.decision = *std::move(found);
+      remember(Cause::kLost, now, *costs, after.decision);
+      pending_.known = pending_.ranks = options_.policy.rank_use == RankUse::kFewest ||
+                                        options_.policy.balancer != plan::Balancer::kOptimal ||
+                                        now.plan.schedule != after.decision.plan.schedule;
+      return after;
+    }
+    after.fault = found.error().message;
+  }
+  const cost::ModelCost even{std::vector<cost::LayerCost>(now.known.layers.size())};
+  DYNMO_ASSIGN(const std::vector<int> cut,
+               plan::balance(plan::Balancer::kUniform, {.model = even,
+                                                        .cluster = now.cluster,
+                                                        .micro_batches = options_.micro_batches}));
+  after.decision.migrate = true;
+  after.decision.plan =
+      plan::make_plan(cut, schedule::ScheduleKind::k1F1B, now.plan.generation + 1);
+  after.decision.why = kRanksLost;
+  after.decision.reason = fmt::format("move {} to {}, the even cut, as ranks were lost",
+                                      to_string(now.plan), to_string(after.decision.plan));
+  return after;
 }
 
 std::optional<Release> Controller::release(const plan::Plan& plan, std::int64_t step) {

@@ -204,6 +204,7 @@ double chance_gain_s(const PolicyInput& input, const Rivals& rivals, const Decis
 double noise_factor(Cause cause, const PolicyOptions& options) {
   switch (cause) {
     case Cause::kKnown:
+    case Cause::kLost:
     case Cause::kConfirmed:
     case Cause::kCounted:
       return options.noise_factor / 5;
@@ -336,6 +337,34 @@ Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kep
       to_string(rivals.plan), gain_text(decision), decision.ranks_before, decision.ranks_after,
       decision.migration.moves.size(), format_bytes(decision.migration.bytes()));
   return take(std::move(decision), rivals, std::move(reason));
+}
+
+Expected<Decision> after_loss(const PolicyInput& input, const PolicyOptions& options) {
+  DYNMO_TRY(validate(input, options));
+  plan::BalanceProblem problem = problem_of(input, options);
+  problem.current = nullptr;
+  const plan::ProposeOptions quick{.rank_order = options.propose.rank_order};
+  auto found = plan::propose(plan::Balancer::kOptimal, problem, quick);
+  if (!found && problem.schedule != schedule::ScheduleKind::k1F1B) {
+    problem.schedule = schedule::ScheduleKind::k1F1B;
+    problem.stages_per_rank = 1;
+    found = plan::propose(plan::Balancer::kOptimal, problem, quick);
+  }
+  if (!found) return found.error();
+  Decision decision;
+  decision.migrate = true;
+  decision.plan = std::move(found->plan);
+  decision.plan.generation = input.current.generation + 1;
+  decision.recomputed = std::move(found->recomputed);
+  decision.current_step_s = decision.planned_step_s = found->evaluation.step_time_s;
+  decision.imbalance_before = decision.imbalance_after = found->evaluation.imbalance;
+  decision.ranks_before = ranks_used(input.current);
+  decision.ranks_after = ranks_used(decision.plan);
+  decision.reason = fmt::format("move {} to {}, as ranks were lost: {} a step, {} -> {} ranks",
+                                to_string(input.current), to_string(decision.plan),
+                                format_seconds(decision.planned_step_s), decision.ranks_before,
+                                decision.ranks_after);
+  return decision;
 }
 
 }  // namespace dynmo::control

@@ -23,6 +23,7 @@ namespace dynmo::control {
 // The cause of a plan (controller.h).
 enum class Cause {
   kKnown,      // training has announced a change, and new costs follow from known ones
+  kLost,       // ranks were lost
   kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
   kCounted,    // sources count other work than at the last plan
@@ -127,5 +128,13 @@ struct Decision {
 // kInfeasible if no such plan fits the memory, and kBadInput as decide().
 [[nodiscard]] Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kept,
                                         const PolicyOptions& options = {});
+
+// Returns the move to a plan for `input.cluster`, the ranks that are left after a loss.
+// `input.current` is the plan before. Its ranks may be others, so nothing is compared with it.
+// The plan is made quickly, by Balancer::kOptimal. It has the schedule kind before, or 1F1B if the
+// ranks have no plan of that kind. Returns kInfeasible if no such plan fits the memory, and
+// kBadInput as decide().
+[[nodiscard]] Expected<Decision> after_loss(const PolicyInput& input,
+                                            const PolicyOptions& options = {});
 
 }  // namespace dynmo::control

@@ -352,6 +352,12 @@ Expected<PrepareReport> Preparation::finish() {
             : fmt::format(" ('{}' is none: {})", report_.first_binary, report_.why_binary),
         report_.skipped_empty, fmt::join(options_.endings, ","));
   }
+  if (report_.json_lines == 0 && options_.text_key != PrepareOptions{}.text_key) {
+    return make_error(ErrorCode::kBadInput,
+                      "text_key is {}, but none of the {} files is JSON lines: wanted such a file, "
+                      "or no text key",
+                      options_.text_key, report_.files);
+  }
   // A folder without dataset.json is no data set: from here until the new one is written.
   std::error_code fault;
   for (const char* name : {kDescriptionFile, kTokenizerFile}) {

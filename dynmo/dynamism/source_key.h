@@ -28,6 +28,7 @@ struct SourceKey {
   std::string_view help;  // one line
   UsedBy used_by = UsedBy::kBoth;
   std::vector<ActsIf> acts_if = {};
+  std::vector<ActsIf> acts_in_load_if = {};  // further ones of a scenario
 };
 
 // Returns the keys for core/toml.h, as `table`.NAME. Keys that `reader` (kTraining or kLoad) does

@@ -4,6 +4,7 @@
 // Advice on a plan as sentences: the number of ranks that is enough, the step's limit, tokens an
 // hour.
 
+#include <map>
 #include <string>
 
 #include "dynmo/plan/advice.h"
@@ -12,10 +13,7 @@ namespace dynmo::observe {
 
 // The words with which a program sets the keys, before their value.
 struct AdviceWords {
-  std::string head_slices = "model.head_slices =";
-  std::string schedule = "training.schedule =";
-  std::string micro_batches = "training.micro_batches =";
-  std::string memory = "cluster.memory =";
+  std::map<plan::AdviceKey, std::string> keys;
   std::string hour = "rank-hour";
 };
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "dynmo/core/json.h"
 #include "dynmo/observe/run_folder.h"
@@ -15,6 +16,8 @@ namespace dynmo::observe {
 
 // Sums over the records and events of a run.
 struct RunTotals {
+  // The program that wrote it, with its version. If several did, all of them in order.
+  std::string program = {};
   std::int64_t ranks = 0;  // at the beginning
   std::int64_t first_step = 0;
   std::int64_t steps = 0;

@@ -29,6 +29,7 @@ enum class StepLimit {
   kHead,      // the head, or a slice of it, is more than a rank's fair share
   kLayer,     // another layer is
   kCut,       // whole layers cannot be spread more evenly
+  kBalancer,  // the optimal cut is better than that of the balancer in question
   kMemory,    // an even cut needs more memory than there is
   kFill,      // ranks wait for the first micro-batch and for the last gradients
   kMessages,  // ranks wait for messages and reductions
@@ -36,13 +37,33 @@ enum class StepLimit {
 };
 [[nodiscard]] std::string_view name(StepLimit limit);
 
-enum class AdviceKey { kHeadSlices, kSchedule, kMicroBatches, kMemory };
+enum class AdviceKey {
+  kHeadSlices,
+  kSchedule,
+  kMicroBatches,
+  kMemory,
+  kBalancer,
+  kRanks,
+  kMicroBatchSize,
+  kInsideLatency,
+  kInsideBandwidth,
+  kBetweenLatency,
+  kBetweenBandwidth,
+  kNicBandwidth,
+  kSpeed,  // of the slow ranks
+};
+
+struct KeyValue {
+  AdviceKey key = AdviceKey::kHeadSlices;
+  std::string value;
+};
 
 // Another value of a key, and the time of a step's micro-batches with it.
 struct Remedy {
   AdviceKey key = AdviceKey::kHeadSlices;
   std::string value;
   double step_s = 0;
+  std::optional<KeyValue> with = {};  // changed together with it
 };
 
 struct RankCount {
@@ -63,6 +84,15 @@ struct Advice {
 
 using Costs = std::vector<cost::ModelCost>;
 
+// A change that the caller can describe: the same tokens with other costs, links or speeds.
+struct AdviceChange {
+  KeyValue set;
+  std::optional<KeyValue> with = {};
+  Costs models;
+  cost::Cluster cluster;
+  int micro_batches = 1;
+};
+
 struct AdviceProblem {
   Costs models;  // one for each examined step
   const cost::Cluster& cluster;
@@ -75,6 +105,8 @@ struct AdviceProblem {
   std::int64_t head_slices = 1;
   // Returns `models` with the head in that many slices, or empty if the head cannot be cut.
   std::function<Expected<Costs>(std::int64_t slices)> sliced = {};
+  // Returns what could help against messages or slow ranks, settings first.
+  std::function<std::vector<AdviceChange>(StepLimit)> changes = {};
 };
 
 // Gives advice. Tries every number of ranks that perfect balance would allow, with the ranks that

@@ -42,6 +42,10 @@
 
 namespace dynmo::runtime {
 
+// Takes the controller out of `state`, makes one of its `controller_state`, or makes a new one.
+[[nodiscard]] control::Controller controller_of(RankState& state, const model::Model& model,
+                                                const PipelineOptions& options);
+
 class Pipeline {
  public:
   // Returns a micro-batch by its number in the step.

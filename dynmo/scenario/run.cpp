@@ -90,6 +90,9 @@ class Run {
   [[nodiscard]] int replicas() const { return replayer_.grid().replicas; }
   [[nodiscard]] bool autonomous() const { return policy_.replanning == Replanning::kAutonomous; }
 
+  // The controller has what it needs to decide.
+  [[nodiscard]] bool decides() const { return autonomous() && controller_.profiler().steps() > 0; }
+
   control::Controller make_controller() const {
     control::ControllerOptions options = controller_options(scenario(), policy_);
     if (recording_ != nullptr) options.accumulation = recording_->start.accumulation;
@@ -219,8 +222,11 @@ class Run {
     if (event.failure || (stranded && !autonomous())) {
       spend(&TimeSpent::restart_s, scenario().training.restart_s);
     }
-    if (stranded) DYNMO_TRY(vacate(kept, next));
+    const bool lost = event.failure && stranded && decides();
+    const plan::Plan before = to_present(plan_, ranks_.present);
+    if (stranded && !lost) DYNMO_TRY(vacate(kept, next));
     change_ranks(kept, next);
+    if (lost) DYNMO_TRY(plan_after_loss(before));
     if (stranded) DYNMO_TRY(choose_recomputed());
     if (event.failure) go_back();
     return {};
@@ -229,7 +235,7 @@ class Run {
   // Moves the layers of ranks that are not among `kept`. A policy that is not autonomous, or has
   // measured nothing, makes a plan for the ranks of `next`.
   Expected<void> vacate(const std::vector<int>& kept, const std::vector<int>& next) {
-    if (!autonomous() || controller_.profiler().steps() == 0) {
+    if (!decides()) {
       DYNMO_ASSIGN(plan::Plan plan, proposed(next, plan_.generation + 1));
       charge_plan();
       move_to(std::move(plan), Moves::kAtOnce);
@@ -245,6 +251,14 @@ class Run {
     const cost::Cluster there = planned_ranks();
     DYNMO_ASSIGN(control::Decision decision, controller_.vacate(boundary(current, there), staying));
     return take(std::move(decision), Moves::kAtOnce);
+  }
+
+  // Plans for the ranks that are left, as a training does: `before` is the plan that was lost.
+  Expected<void> plan_after_loss(const plan::Plan& before) {
+    const cost::Cluster there = planned_ranks();
+    DYNMO_ASSIGN(control::AfterLoss after, controller_.after_loss(boundary(before, there)));
+    if (!after.fault.empty()) return make_error(ErrorCode::kInfeasible, "{}", after.fault);
+    return take(std::move(after.decision), Moves::kAtOnce);
   }
 
   // From now on the ranks of `next` are there: those of `kept`, and others that come new.
@@ -294,7 +308,9 @@ class Run {
   }
 
   void go_back() {
-    step_ -= score_.go_back();
+    const std::int64_t steps = score_.go_back();
+    if (steps == 0) return;
+    step_ -= steps;
     costs_.fresh = true;
     controller_.announce(cost::Announced::kWork, step_);
   }

@@ -48,8 +48,6 @@ bool any_policy(const Scenario& scenario, Is is) {
   });
 }
 
-bool replans(const Policy& policy) { return policy.replanning == Replanning::kAutonomous; }
-
 std::vector<TomlKey> model_keys(Scenario::Model& m) {
   constexpr double kMaxSize = 1 << 24;
   const Range size = between(0, kMaxSize, "(0: the family's)");
@@ -137,7 +135,7 @@ std::vector<TomlKey> training_keys(Scenario& s) {
 std::vector<TomlKey> policy_keys(Scenario& s) {
   const double largest = std::numeric_limits<double>::max();
   Scenario::Policy& p = s.policy;
-  const bool any_replans = any_policy(s, replans);
+  const bool any_replans = replans(s);
   const auto is_search = [](const Policy& policy) {
     return policy.balancer == plan::Balancer::kSearch;
   };
@@ -322,6 +320,11 @@ Expected<void> validate(const Scenario& scenario) {
   for (const std::string& name : compare) DYNMO_TRY(parse_policy(name));
   DYNMO_TRY(check_events(scenario));
   return check_effects(keys_of(copy), keys_of(standard));
+}
+
+bool replans(const Scenario& scenario) {
+  return any_policy(
+      scenario, [](const Policy& policy) { return policy.replanning == Replanning::kAutonomous; });
 }
 
 std::string idle_source(const Scenario& scenario) {

@@ -115,6 +115,8 @@ inline constexpr std::int64_t kMaxSteps = 10'000'000;
                                                std::vector<std::string> compare = {});
 // Checks ranges, invalid combinations, and given keys without effect.
 [[nodiscard]] Expected<void> validate(const Scenario& scenario);
+// Returns whether one of the compared policies plans again while the scenario runs.
+[[nodiscard]] bool replans(const Scenario& scenario);
 // Returns why the source of dynamism does nothing in so few steps or blocks. Returns "" if it does
 // something, or there is none.
 [[nodiscard]] std::string idle_source(const Scenario& scenario);

@@ -29,6 +29,10 @@ struct RankProcess {
 // kBadInput for a broken environment.
 [[nodiscard]] Expected<bool> is_rank_process();
 
+// Returns kBadInput if a flag has set pipeline.ranks, and a launcher has started another number of
+// ranks.
+[[nodiscard]] Expected<void> check_asked_ranks(const config::Config& config);
+
 // Trains as a rank. First refuses a config that is not valid, or whose replicas do not divide the
 // ranks. Then joins the group of the environment, trains, and leaves the group, or ends it for all
 // after an error. Uses one thread for tensor operations. The caller prints the error and ends the

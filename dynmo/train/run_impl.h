@@ -122,6 +122,7 @@ class Run {
     bool whole = false;          // all steps are done
     std::int64_t reached = 0;    // most steps done before the loss, by any survivor
     Json ms = {};                // by phase
+    std::optional<control::Decision> decision = {};  // none: the run has begun again
     std::chrono::steady_clock::time_point phase = std::chrono::steady_clock::now();
 
     void end_phase(const char* name) {
@@ -237,6 +238,7 @@ class Run {
   // Continues from the newest step for which the ranks have all layers. These may be live, in
   // snapshots or in a checkpoint. Otherwise continues from the beginning.
   Expected<void> recover(Lane& lane, Recovery& recovery);
+  Expected<control::AfterLoss> plan_after_loss(std::int64_t step, const cost::Cluster& cluster);
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                             const cost::Cluster& cluster);

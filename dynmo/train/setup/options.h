@@ -55,7 +55,8 @@ struct TrainOptions {
     std::string text;  // for the user
   };
   RankDevice rank_device = {};
-  std::string host;  // name of this rank's host in plans; empty: the machine's name
+  std::string program = {};  // this program with its version; empty: not recorded
+  std::string host;          // name of this rank's host in plans; empty: the machine's name
   // The names of these options in errors, as the user knows them.
   struct Names {
     std::string resume = "resume";
