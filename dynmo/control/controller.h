@@ -10,7 +10,7 @@
 // - known: training has announced that the work has changed. The new costs may follow from
 //   `Boundary::known` at once, or are measured after one step. Predicted costs are not certain, and
 //   need the evidence of confirmed ones. New ranks are a known change, too.
-// - lost: ranks were lost. after_loss() plans for those that are left.
+// - lost: ranks were lost. after_loss() plans for the ranks that are left.
 // - confirmed: three steps later, for a change whose costs had to be measured.
 // - found: the work of the newest steps differs from that of the older ones (find_change.h).
 // - waited: a move was too expensive. The time lost since then, and expected over the horizon, now
@@ -109,15 +109,14 @@ class Controller {
   // if nothing was measured yet.
   [[nodiscard]] Expected<Decision> vacate(const Boundary& now, const std::vector<Rank>& kept);
   // Returns the plan for the ranks of `now.cluster`, all that are left after a loss. `now.plan` is
-  // that of the group before. Call ranks_changed() first. If nothing was measured, the cut is even.
-  // The plan is made quickly, so a better one may be looked for at the next boundary.
+  // the plan of the group before. Call ranks_changed() first. If nothing was measured, the cut is
+  // even. The next boundary looks for a better plan if the options ask for another kind of plan.
   [[nodiscard]] Expected<AfterLoss> after_loss(const Boundary& now);
   // Returns the release of ranks that have had no layers for `release_after` boundaries. Call it at
   // every boundary where ranks may be released. If a release is refused, it is returned again after
   // the same number of boundaries.
   [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step);
-  // Renumbers the ranks after some have joined, left or were lost. Rank i was `before[i]`, or is
-  // new. Leaving ranks had no layers.
+  // Renumbers the ranks after some have joined or left. Rank i was `before[i]`, or is new.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
 
   // Returns the state from which restore() makes an equal controller, with equal options. So a new

@@ -22,7 +22,7 @@
 
 namespace dynmo::control {
 
-// One step.
+// The times of one step.
 struct LayerTimes {
   std::vector<double> seconds;  // by layer
   std::vector<Rank> owners;     // by layer

@@ -131,8 +131,9 @@ struct Decision {
 
 // Returns the move to a plan for `input.cluster`, the ranks that are left after a loss.
 // `input.current` is the plan before. Its ranks may be others, so nothing is compared with it.
-// The plan is made quickly: by Balancer::kOptimal, for the schedule kind before or, if so few ranks
-// cannot run that, for 1F1B. kInfeasible: no such plan fits the memory. kBadInput as decide.
+// The plan is made quickly, by Balancer::kOptimal. It has the schedule kind before, or 1F1B if the
+// ranks have no plan of that kind. Returns kInfeasible if no such plan fits the memory, and
+// kBadInput as decide().
 [[nodiscard]] Expected<Decision> after_loss(const PolicyInput& input,
                                             const PolicyOptions& options = {});
 

@@ -29,8 +29,9 @@ struct TrafficRow {
   friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
 };
 
-// The size of a run whose ranks may leave and join, as seconds of all ranks by activity. The first
-// three sum up to the time of all ranks in the run, without checkpoints and validation.
+// The size of a run whose ranks may leave and join, as seconds of all ranks by activity. The
+// seconds of working, idle and changing ranks sum up to the time of all ranks in the run, without
+// checkpoints and validation.
 struct SizeSummary {
   std::int64_t changes = 0;
   // Number of all members of the run so far. Their numbers are below it.

@@ -118,7 +118,7 @@ Wide smallest(Wide low, Wide high, Works works) {
 [[nodiscard]] std::optional<std::vector<int>> best_cut(const Chain& chain);
 
 // Selects the starts of a rank that the tie rule tries. With kNarrow, starts that a lower bound
-// excludes are omitted (same cut, less time). With kAll that can be tested.
+// excludes are omitted (same cut, less time). With kAll none is omitted, to test that.
 enum class Windows { kAll, kNarrow };
 // Returns the best cut with `bottleneck` by the tie rule: least sum of squared times, then the
 // leftmost. Returns nullopt if no cut has it.

@@ -24,14 +24,13 @@ struct Window {
 //
 // (Two such layers: 2 w w' >= 2 p^2 c^2. Beside one, the rest counts 2 w rest >= 2 p c rest.) The
 // value falls with c, so that of the fastest rank is valid for all. It grows with p.
-// value falls with c, so that of the fastest rank serves all. It grows with p.
 class EvenBound {
  public:
   // Keeps a reference to `chain`.
   explicit EvenBound(const Chain& chain);
 
-  // Returns, for each rank, starts near the cut of the bound's divisible layers, within a rank's
-  // load.
+  // Returns, for each rank, the starts near those of the best cut of divisible layers: at most a
+  // rank's load away.
   [[nodiscard]] std::vector<Window> near_divisible() const;
 
   // Returns, for each rank, the starts that a cut can have if its sum of squared times is at most

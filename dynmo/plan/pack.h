@@ -32,8 +32,7 @@ struct Packing {
 // fit the memory in its replay. Ranks keep the cluster's order. The slowest ranks are emptied
 // first. Among equally fast ones these are whole nodes, then the highest ranks. In a cluster of
 // equal ranks (speed, memory, links) this choice is optimal. In others of up to 10 ranks all
-// choices are tried, this one first. Larger ones try only this one.
-// larger ones that one alone.
+// choices are tried, this one first. Larger ones try only this choice.
 //
 // Tries rank counts in increasing order, without those that even perfect balance could not meet.
 // With one choice there are at most `ranks` proposals.

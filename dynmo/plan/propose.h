@@ -56,15 +56,15 @@ struct Proposal {
 };
 
 // Proposes a plan. The schedule kind determines the placement. gpipe, 1f1b and zb-h1 have one stage
-// a rank. A rank of interleaved has the problem's stages_per_rank in a loop. For zb-v it is the V.
-// (kVPair balances ranks, the other balancers its 2P stages.) For adaptive, the order is made for
-// the cut by list scheduling, or found by search.
+// a rank. A rank of interleaved has the problem's stages_per_rank in a loop. A rank of zb-v has two
+// stages, placed as a V. (kVPair balances ranks, the other balancers its 2P stages.) For adaptive,
+// the order is made for the cut by list scheduling, or found by search.
 //
-// With recomputation (BalanceProblem) a plan fits if it does with its set. With kAuto nothing is
-// recomputed if memory does not change the balancer's plan. Else the result is the fastest of
-// several cuts. They are for unchanged layers, for layers that are all recomputed, and, by
-// balancers that use memory, for least sets. So it is no slower than with kNone, nor, with one
-// stage a rank, than with kWhole.
+// With recomputation (BalanceProblem) a plan fits if it fits with its recomputed layers. With kAuto
+// nothing is recomputed if memory does not change the balancer's plan. Else the result is the
+// fastest of several cuts. One is balanced without recomputation, one with all layers recomputed.
+// Balancers that use memory add one with least recomputation. So it is no slower than with kNone,
+// nor, with one stage a rank, than with kWhole.
 //
 // Returns kBadInput as balance() and make_schedule() do. Returns kInfeasible if no plan of the
 // balancer fits the memory of every rank in its replay. Such a plan is never returned. The message

@@ -54,8 +54,8 @@ using LayerSet = std::vector<LayerId>;  // ascending, without duplicates
                                                        int micro_batches, const LayerSet& layers,
                                                        sim::SimOptions options = {});
 
-// Returns the layers that `plan` recomputes. The given costs are without recomputation. With kAuto
-// it is, on every rank, the set with the least sum of forward times that fits its memory.
+// Returns the layers that `plan` recomputes. The given costs are without recomputation. With kAuto,
+// each rank gets the set that fits its memory with the least sum of forward times.
 //
 // A rank's memory depends only on its own layers and the order of its own list. No step is faster
 // if a stage is slower. So with one stage a rank no set gives a shorter step. With several stages a

@@ -33,8 +33,9 @@ struct Refined {
 [[nodiscard]] Expected<Refined> refine(std::span<const std::vector<int>> starts,
                                        const BalanceProblem& problem);
 
-// Refines `cut`, the even cut and that of the problem's current plan, if it has one stage a rank. A
-// local optimum is near one of them. Returns `cut` itself if none fits the memory.
+// Returns the best cut that refinement finds from three starts, or `cut` if none fits the memory.
+// The starts are `cut`, the even cut, and the current plan's cut if it has one stage a rank. A
+// local optimum is near one of them.
 [[nodiscard]] Expected<std::vector<int>> refined(const std::vector<int>& cut,
                                                  const BalanceProblem& problem);
 

@@ -31,8 +31,8 @@ namespace dynmo::scenario {
 [[nodiscard]] control::ControllerOptions controller_options(const Scenario& scenario,
                                                             const Policy& policy);
 
-// Returns the policy's first cut for the costs `model`, with generation `generation`. Returns
-// kInfeasible if none fits the memory.
+// Returns the policy's cut for the costs `model`, made without regard to the current plan, with
+// generation `generation`. Returns kInfeasible if none fits the memory.
 [[nodiscard]] Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
                                            const cost::ModelCost& model,
                                            const cost::Cluster& cluster,

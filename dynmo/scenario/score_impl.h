@@ -13,7 +13,7 @@
 
 namespace dynmo::scenario {
 
-// Ranks held during a time.
+// The ranks that the job holds while time passes.
 struct RanksHeld {
   std::size_t in_use = 0;   // those too without layers
   std::size_t present = 0;  // those too that were released

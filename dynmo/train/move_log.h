@@ -30,7 +30,7 @@ class MoveLog {
     bool work_changed = false;  // at the same step
   };
 
-  // A decision to move, from the step before which it was made until the plan is in force.
+  // A decision to move whose plan is not yet in force.
   struct Begun {
     double predicted_gain = 0;
     std::string reason;

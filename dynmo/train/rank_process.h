@@ -45,7 +45,7 @@ struct RankProcess {
 
 // Returns the text of dry_run() for the ranks that launch() would start. In a process that was
 // started as a rank, rank 0 gets the text, and the others get "". The ranks are those of `cluster`,
-// which has the same number, or without one those of one host.
+// which has the same number. Without a cluster they are on one host.
 [[nodiscard]] Expected<std::string> dry_run_text(const TrainOptions& options,
                                                  const std::optional<cost::Cluster>& cluster);
 

@@ -52,7 +52,7 @@ class Regrouping {
   void begin(elastic::View survivors) { view_ = std::move(survivors); }
   // Opens a joining process's part of the group in which it has a place.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
-  // Gives it layers if that pays. It is a rank when join() returns.
+  // Gives layers to the joining process if that pays. It is a rank when join() returns.
   [[nodiscard]] Expected<void> join(GroupRun& group);
 
   // Changes from the group to the next one. `leader` is that of this rank, or null if another rank

@@ -238,7 +238,7 @@ class Drawn {
     return {};
   }
 
-  // The others go on without a word from those that are lost.
+  // The others continue. The lost ranks send no message.
   Expected<void> lose(std::int64_t step, const std::vector<Rank>& kept, int joining, Event event) {
     const plan::Plan before = plan_;
     renumber(kept, joining);

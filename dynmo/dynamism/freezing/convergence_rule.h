@@ -71,7 +71,7 @@ struct NormStep {
 // nothing if no layer is frozen.
 [[nodiscard]] ConvergenceRule unfrozen_below(ConvergenceRule rule, const FreezingOptions& options,
                                              double learning_rate);
-// Returns the average over the first value for the next layer to freeze. 0: not known yet.
+// Returns average / first value of the next layer to freeze, or 0 if it is not known yet.
 [[nodiscard]] double next_to_first(const ConvergenceRule& rule);
 
 [[nodiscard]] Json to_json(const ConvergenceRule& rule);

@@ -6,8 +6,8 @@
 
 namespace dynmo::dynamism {
 
-// How experts are chosen. z are the scores, p = softmax(z). Except in kExpertChoice, a token has
-// the `top_k` experts that rank highest by the value below.
+// The rule for choosing experts. z are the scores, p = softmax(z). Except in kExpertChoice, a token
+// has the `top_k` experts that rank highest by the value below.
 enum class MoeRouter {
   kTopK,  // z (Shazeer et al., 2017), with an auxiliary loss (Fedus et al., 2021)
   // p + a bias that evens out the counts (Wang et al., "Auxiliary-loss-free load balancing", 2024).

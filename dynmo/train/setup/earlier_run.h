@@ -27,7 +27,7 @@ namespace dynmo::train {
 // Environment variable of ranks whose launcher holds the locks of the run.
 inline constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
 
-// Held as long as the run.
+// The locks of a run, held until it ends.
 using RunLocks = std::vector<process::FileLock>;
 
 // Creates and locks the run's folder, and that of each run that it compares. One process of a run

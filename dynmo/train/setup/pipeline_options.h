@@ -15,8 +15,8 @@ namespace dynmo::train {
 // Returns the memory of a rank, from pipeline.memory.
 [[nodiscard]] Bytes rank_memory(const config::Config& config);
 
-// Returns the allowed orders of ranks in plans, from pipeline.place. It is the same in every group,
-// and stays with the controller.
+// Returns the allowed orders of ranks in plans, from pipeline.place. They are the same in every
+// group, and stay with the controller.
 [[nodiscard]] plan::RankOrder rank_order(const config::Config& config);
 
 // Returns the options of a pipeline. Pipelines of one group that run in turn have different lanes.

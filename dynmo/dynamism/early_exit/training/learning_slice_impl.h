@@ -26,8 +26,8 @@ struct ExitNumbers {
 
 // Returns the width of these numbers as one tensor.
 [[nodiscard]] std::int64_t width_of(std::int64_t hidden);
-// Packs and unpacks the numbers like model::pack and model::unpack. They are fp32 numbers, which a
-// bf16 run sees as twice the number.
+// Packs and unpacks the numbers like model::pack and model::unpack. They are fp32 numbers. A bf16
+// run sees each as two numbers.
 [[nodiscard]] at::Tensor pack(const ExitNumbers& numbers, std::vector<std::int64_t> tokens,
                               at::ScalarType compute_type);
 [[nodiscard]] ExitNumbers unpack(const at::Tensor& packed, std::int64_t hidden);
@@ -35,7 +35,8 @@ struct ExitNumbers {
 // Returns some rows of `all`, or all of them if `rows` is undefined.
 [[nodiscard]] at::Tensor some_of(const at::Tensor& all, const at::Tensor& rows);
 
-// SavedSlice of the scored rows. Some of them learn: the score of their target has a gradient.
+// Values that a slice of the head saves for its backward. `scored` are the rows whose scores it
+// computes. In those of `learn`, the score of the target has a gradient.
 struct LearningSlice {
   model::SavedSlice slice;
   at::Tensor scored;  // undefined: all
