@@ -104,8 +104,8 @@ std::vector<TomlKey> optimizer_keys(Config::Optimizer& o) {
 
 std::vector<TomlKey> train_keys(Config::Train& t) {
   // The last step is followed by one in any case.
-  const ActsIf within = when_so(t.validation_every <= t.steps, fmt::format("train.steps = {}", t.steps),
-                                "at most train.steps");
+  const ActsIf within = when_so(t.validation_every <= t.steps,
+                                fmt::format("train.steps = {}", t.steps), "at most train.steps");
   return {
       {"train.steps", &t.steps, between(1, kLarge)},
       {"train.seed", &t.seed, at_least(0)},

@@ -100,6 +100,9 @@ struct Decision {
   std::string why = {};        // a plan was made at all, as the controller says
 };
 
+// The seconds that the plan found would save a step, as decide() weighs them; below 0: it is worse.
+[[nodiscard]] double gain_of_step(const Decision& decision);
+
 // Scores the current plan and the balancer's by replay, each with the layers that it recomputes.
 // Migrates if the gain of a step exceeds `minimum_gain` and the noise, and if over the horizon,
 // with what was forgone, it exceeds the cost. Nobody knows how long a gain lasts: who moves once it

@@ -17,7 +17,7 @@ namespace dynmo::observe {
 // Sums over the records and events of a run.
 struct RunTotals {
   std::string program = {};  // that wrote it, with its version; several: in their order
-  std::int64_t ranks = 0;  // that it began with
+  std::int64_t ranks = 0;    // that it began with
   std::int64_t first_step = 0;
   std::int64_t steps = 0;
   double tokens = 0;

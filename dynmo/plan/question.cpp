@@ -73,9 +73,12 @@ class Changes {
     } else if (limit == StepLimit::kMessages) {
       add_larger_micro_batches();
       add_times(0.5, AdviceKey::kInsideLatency, [](auto& c) { return &c.inside_node.latency_s; });
-      add_times(0.5, AdviceKey::kBetweenLatency, [](auto& c) { return &c.between_nodes.latency_s; });
-      add_times(2, AdviceKey::kInsideBandwidth, [](auto& c) { return &c.inside_node.bandwidth_bytes_per_s; });
-      add_times(2, AdviceKey::kBetweenBandwidth, [](auto& c) { return &c.between_nodes.bandwidth_bytes_per_s; });
+      add_times(0.5, AdviceKey::kBetweenLatency,
+                [](auto& c) { return &c.between_nodes.latency_s; });
+      add_times(2, AdviceKey::kInsideBandwidth,
+                [](auto& c) { return &c.inside_node.bandwidth_bytes_per_s; });
+      add_times(2, AdviceKey::kBetweenBandwidth,
+                [](auto& c) { return &c.between_nodes.bandwidth_bytes_per_s; });
       add_times(2, AdviceKey::kNicBandwidth, [](auto& c) { return &c.nic_bandwidth_bytes_per_s; });
     }
     return std::move(found_);
@@ -125,18 +128,17 @@ class Changes {
 
 std::optional<Advice> advice_on(const Question& question, const Answer& answer) {
   const auto sliced = [&](std::int64_t slices) { return sliced_costs(question, answer, slices); };
-  return advise({.models = {answer.costs},
-                 .cluster = question.cluster,
-                 .micro_batches = question.micro_batches,
-                 .schedule = answer.proposal.plan.schedule,
-                 .schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest,
-                 .plans = {answer.evaluation},
-                 .head_room = question.head_room,
-                 .head_slices = question.head_slices,
-                 .sliced = sliced,
-                 .changes = [&](StepLimit limit) {
-                   return Changes(question, answer).against(limit);
-                 }});
+  return advise(
+      {.models = {answer.costs},
+       .cluster = question.cluster,
+       .micro_batches = question.micro_batches,
+       .schedule = answer.proposal.plan.schedule,
+       .schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest,
+       .plans = {answer.evaluation},
+       .head_room = question.head_room,
+       .head_slices = question.head_slices,
+       .sliced = sliced,
+       .changes = [&](StepLimit limit) { return Changes(question, answer).against(limit); }});
 }
 
 // All replicas send alike, so the first one's ranks stand for all.
@@ -166,8 +168,7 @@ Expected<void> set_shape(Question& question, const cost::TransformerShape& shape
   for (const std::string& note : shape.notes) question.costs += "; " + note;
   question.head_slices = shape.head_slices;
   question.micro_batch_size = shape.micro_batch_size;
-  const auto costs_of =
-      [device](const cost::TransformerShape& other) -> Expected<cost::ModelCost> {
+  const auto costs_of = [device](const cost::TransformerShape& other) -> Expected<cost::ModelCost> {
     DYNMO_ASSIGN(cost::ModelCost costs, cost::transformer_costs(other, device));
     return cost::at_utilization(std::move(costs), device);
   };

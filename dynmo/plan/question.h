@@ -51,7 +51,7 @@ struct Question {
   std::function<Expected<cost::ModelCost>(std::int64_t slices)> sliced = {};
   // The costs of micro-batches that many times as large; absent: measured, as large as they are.
   std::function<Expected<cost::ModelCost>(std::int64_t times)> sized = {};
-  std::int64_t micro_batch_size = 1;  // sequences
+  std::int64_t micro_batch_size = 1;            // sequences
   std::string size_key = "--micro-batch-size";  // that sets it
   std::string ranks_key = "--ranks";            // that sets their number
 };

@@ -129,16 +129,17 @@ std::optional<plan::Advice> advise(const Job& job) {
   const auto grid = make_grid(scenario.cluster, job.device, scenario.cluster.data_parallel);
   if (!kind || !grid) return std::nullopt;
   const plan::Costs costs = costs_of(*job.load, scenario.training.steps);
-  auto advice = plan::advise(
-      {.models = costs,
-       .cluster = grid->planned,
-       .micro_batches = scenario.training.micro_batches,
-       .schedule = *kind,
-       .head_slices = scenario.model.shape.head_slices,
-       .sliced = [&](std::int64_t slices) { return sliced_costs(job, costs, slices); },
-       .changes = [&](plan::StepLimit limit) {
-         return Changes(job, costs, grid->planned).against(limit);
-       }});
+  auto advice =
+      plan::advise({.models = costs,
+                    .cluster = grid->planned,
+                    .micro_batches = scenario.training.micro_batches,
+                    .schedule = *kind,
+                    .head_slices = scenario.model.shape.head_slices,
+                    .sliced = [&](std::int64_t slices) { return sliced_costs(job, costs, slices); },
+                    .changes =
+                        [&](plan::StepLimit limit) {
+                          return Changes(job, costs, grid->planned).against(limit);
+                        }});
   if (advice && !scenario.events.empty()) {
     advice->fewest.reset();
     const bool fewer = advice->remedy && advice->remedy->key == plan::AdviceKey::kRanks;

@@ -323,9 +323,8 @@ Expected<void> validate(const Scenario& scenario) {
 }
 
 bool replans(const Scenario& scenario) {
-  return any_policy(scenario, [](const Policy& policy) {
-    return policy.replanning == Replanning::kAutonomous;
-  });
+  return any_policy(
+      scenario, [](const Policy& policy) { return policy.replanning == Replanning::kAutonomous; });
 }
 
 std::string idle_source(const Scenario& scenario) {

@@ -230,9 +230,8 @@ TEST(Advice, MessagesNameTheLinkThatShortensTheStep) {
 }
 
 TEST(Advice, LargerMicroBatchesAreNamedWhereMessagesAreMany) {
-  const cost::TransformerShape shape =
-      cost::transformer_shape({.vocabulary = 512, .hidden = 512, .blocks = 8, .sequence = 128},
-                              cost::Architecture::kLlama);
+  const cost::TransformerShape shape = cost::transformer_shape(
+      {.vocabulary = 512, .hidden = 512, .blocks = 8, .sequence = 128}, cost::Architecture::kLlama);
   const auto device = cost::find_device("h100");
   ASSERT_TRUE(device);
   const auto asked = [&](std::int64_t size, int micro_batches) {

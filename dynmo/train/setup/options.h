@@ -54,7 +54,7 @@ struct TrainOptions {
   };
   RankDevice rank_device = {};
   std::string program = {};  // that trains, with its version; empty: not recorded
-  std::string host;     // of this rank, as plans know it; empty: the name of the machine
+  std::string host;          // of this rank, as plans know it; empty: the name of the machine
   // Errors call these options by the names that the reader has given them.
   struct Names {
     std::string resume = "resume";
