@@ -6,9 +6,11 @@ A row is the words of a command, its exit code, and what its line says. Rows of 
 no runtime.
 """
 import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -301,11 +303,16 @@ class Mistakes(ProgramCase):
     def tearDownClass(cls):
         shutil.rmtree(cls.folder)
 
+    def run_words(self, words):
+        """NAME=VALUE before the command is a variable of its environment, as a launcher sets it."""
+        variables = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))
+        command = [part for word in words[len(variables):] if word for part in (TINY if word == "TINY" else [word])]
+        return self.run_program(*command, env=variables)
+
     def check(self, rows):
         before = content(self.folder)
-        words = [[part for word in row[0].split(" ") if word for part in (TINY if word == "TINY" else [word])] for row in rows]
         with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
-            results = list(pool.map(lambda row: self.run_program(*row), words))
+            results = list(pool.map(lambda row: self.run_words(row[0].split(" ")), rows))
         for row, result in zip(rows, results):
             with self.subTest(command=row[0]):
                 self.assert_error(result, row[1], *row[2:])
