@@ -45,7 +45,7 @@ Expected<std::string> traffic_file(const std::string& out,
                     out);
 }
 
-// What a run has written is not replaced by a picture of it.
+// A picture of a run does not replace what the run has written.
 Expected<void> check_out(const std::vector<std::string>& runs, std::string_view flag,
                          const std::string& out) {
   for (const std::string& run : runs) {
