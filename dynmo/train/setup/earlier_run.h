@@ -16,8 +16,8 @@
 namespace dynmo::train {
 
 // kBadInput where run.directory, or the folder of a run that is compared, holds an earlier run that
-// this one neither resumes nor may overwrite; the message names what is there. Called before the
-// first file is written.
+// this one neither resumes nor may overwrite, or a file of no run that this one would replace; the
+// message names what is there. Called before the first file is written.
 [[nodiscard]] Expected<void> check_folder_is_free(const TrainOptions& options);
 
 // With options.overwrite: removes the files of an earlier run, and nothing else, from those
