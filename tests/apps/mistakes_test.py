@@ -21,6 +21,7 @@ from program import DYNMO, ProgramCase
 RUNTIME = pathlib.Path(DYNMO).with_name("dynmo-runtime")
 TINY = ["--model.hidden=32", "--model.blocks=3", "--model.heads=4", "--model.kv_heads=2", "--model.intermediate=48", "--model.sequence=16",
         "--batch.micro_batches=4", "--batch.micro_batch_size=2", "--train.validation_every=0", "--pipeline.pin=false"]
+LAUNCHED = "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1"
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 257,
          "max_position_embeddings": 128}
 PROFILE = {"format": "dynmo-profile-1", "layers": [{"name": f"layer {i}", "forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3,
@@ -283,6 +284,25 @@ TRAIN = [
     ("train --data data --pipeline.stages_per_rank 4", 2, "pipeline.stages_per_rank is 4 with pipeline.schedule = 1f1b"),
     ("train --data data --checkpoint.keep 5", 2, "checkpoint.keep is 5 with checkpoint.every = 0"),
     ("train --data data --train.init nowhere TINY", 4, "nowhere"),
+    ("train --data data --out . TINY", 2, "which is of no run: wanted another --out"),
+    ("train --data data --out . --overwrite TINY", 2, "which is of no run: wanted another --out"),
+    ("train --data data --out data TINY", 2, "'data' holds 'data/dataset.json', which is of no run"),
+    ("train --data data --out texts/a.txt TINY", 2, "texts/a.txt"),
+    ("train --data data/train.bin TINY", 2, "data.vocabulary is not set"),
+    ("train --config scenario.toml --data data", 2, "scenario.toml:4: 'cluster.pipeline_ranks' is not a known key"),
+    ("train --data data --set train.validation_every=500", 2, "train.validation_every is 500 with train.steps = 200"),
+    ("train --data data --pipeline.schedule auto --pipeline.cut [2,6] -n 2", 2, "pipeline.schedule is 'auto' with pipeline.cut = [2, 6]"),
+    ("train --data data --model.sequence 100000 --out o", 2, "data/train.bin has ", "wanted at least 100001"),
+    ("train --data data --model.precision fp16", 2, "model.precision: 'fp16' is no precision"),
+    ("train --data data --data.vocabulary 300 --out o TINY", 2, "data.vocabulary is 300, but 'data' was prepared with 257"),
+    ("train --data data --pipeline.cut [1,2] -n 2 --out o TINY", 2, "pipeline.cut is [1, 2], wanted 2 parts"),
+    ("train --data data --restarts 2 --compare static,balanced --out o TINY", 2, "--restarts with --compare"),
+    (f"{LAUNCHED} train --data data -n 3 --out o TINY", 2, "-n (pipeline.ranks) is 3, but a launcher has started 2 ranks (RANK is set)"),
+    (f"{LAUNCHED} train --data data --pipeline.ranks 3 --dry-run TINY", 2, "-n (pipeline.ranks) is 3"),
+    (f"{LAUNCHED} train --data data --restarts 1 --out o TINY", 2, "--restarts for ranks that somebody else has started"),
+    ("RANK=0 train --data data --out o TINY", 2, "RANK but not WORLD_SIZE"),
+    ("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 train --data data --out o TINY", 2, "RANK='2'"),
+    ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=99999 train --data data --out o TINY", 2, "MASTER_PORT='99999'"),
 ]
 MODELS = [
     ("generate", 2, "model is required"),
@@ -311,6 +331,21 @@ MODELS = [
     ("checkpoint export-hf nowhere --out e", 4, "nowhere"),
     ("checkpoint import-hf texts i", 2, "'texts' has no config.json"),
     ("checkpoint import-hf texts", 2, "run is required"),
+    ("checkpoint import-hf run i", 2, "'run' has no config.json"),
+    ("checkpoint import-hf hf run", 2, "'run' has checkpoints already"),
+    ("checkpoint import-hf hf other", 2, "'other' holds 'other/config.toml': wanted a new folder"),
+    ("checkpoint export-hf run --out run-4", 2, "'run-4' is there and holds checkpoints", "--overwrite"),
+    ("checkpoint export-hf run --out texts/a.txt", 2, "texts/a.txt"),
+    ("checkpoint inspect hf", 4, "no usable checkpoint"),
+    ("generate data --prompt a", 4, "no usable checkpoint: 'data' has neither"),
+    ("generate run --prompt a --top-p 2 --temperature 1", 2, "top-p of 2, wanted above 0 and at most 1"),
+    ("generate run --prompt a --temperature -1", 2, "temperature of -1, wanted 0 or more"),
+    ("generate run --prompt-tokens 1 --scores s", 2, "--scores of 1 + 200 tokens, wanted at most the model's 16"),
+    ("report run --html run/summary.json", 2, "a file of the run and --html are both 'run/summary.json'"),
+    ("report run --traffic run/traffic.jsonl", 2, "'run' has no traffic.jsonl: wanted the folder of a run of several ranks"),
+    ("report run --html x.html --traffic", 2, "--html with --traffic: wanted one of them"),
+    ("data prepare texts --out run", 2, "'run' holds checkpoints"),
+    ("plan run --ranks 2", 2, "cannot read 'run': Is a directory"),
 ]
 CORE = [*DATA, *PLAN, *SIMULATE, *REPORT_TRACE_CTL]
 
@@ -338,7 +373,10 @@ class Mistakes(ProgramCase):
         cls.must("plan", "profile.json", "--ranks", "3", "--balancer", "uniform", "--schedule", "1f1b", "--out", "plan.json")
         if RUNTIME.exists():
             cls.must("train", "--data", "data", "--out", "run", "-n", "1", *TINY, "--train.steps=4", "--checkpoint.every=2")
-            for copy in ("run-2", "run-3", "damaged"):  # one command at a time holds a run's lock
+            cls.must("checkpoint", "export-hf", "run", "--out", "hf")
+            (cls.folder / "other").mkdir()
+            (cls.folder / "other/config.toml").write_text("# mine\n")
+            for copy in ("run-2", "run-3", "run-4", "damaged"):  # one command at a time holds a run's lock
                 shutil.copytree(cls.folder / "run", cls.folder / copy)
             for manifest in (cls.folder / "damaged").rglob("manifest.json"):
                 manifest.write_text(manifest.read_text()[:-20])
