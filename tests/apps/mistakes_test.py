@@ -342,7 +342,7 @@ MODELS = [
     ("generate run --prompt a --temperature -1", 2, "temperature of -1, wanted 0 or more"),
     ("generate run --prompt-tokens 1 --scores s", 2, "--scores of 1 + 200 tokens, wanted at most the model's 16"),
     ("report run --html run/summary.json", 2, "a file of the run and --html are both 'run/summary.json'"),
-    ("report run --traffic run/traffic.jsonl", 2, "'run' has no traffic.jsonl: wanted the folder of a run of several ranks"),
+    ("report run --traffic run/traffic.jsonl", 2, "a file of the run and --traffic are both 'run/traffic.jsonl'"),
     ("report run --html x.html --traffic", 2, "--html with --traffic: wanted one of them"),
     ("data prepare texts --out run", 2, "'run' holds checkpoints"),
     ("plan run --ranks 2", 2, "cannot read 'run': Is a directory"),
