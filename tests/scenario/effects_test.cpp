@@ -85,10 +85,13 @@ std::vector<Base> bases() {
   return {
       {"none", small, {"model", "device", "cluster", "dynamism", "training", "policy"}},
       {"experts", experts, {"model", "moe"}},
+      {"scores",  // of every head are kept
+       source("none", "").replace(0, 7, "[model]\nfused_attention = false\n"),
+       {"model"}},
       {"pack",
        source("freezing",
               "[freezing]\nstart = 0.0\nend = 0.1\nfraction = 0.9\n"
-              "[policy]\ncompare = [\"optimal+pack\"]\npack_slack = 1.0\n")
+              "[policy]\ncompare = [\"optimal+pack\"]\npack_slack = 1.0\nmove_fixed = 0.0\n")
            .replace(small.find("steps = 16"), 10, "steps = 60"),
        {"policy"}},
       {"search",

@@ -89,7 +89,8 @@ Expected<void> check_folder_is_free(const TrainOptions& options) {
     DYNMO_ASSIGN(const auto checkpoints, checkpoint::list_checkpoints(folder.checkpoints()));
     const auto other = checkpoints.empty() ? file_of_no_run(folder) : std::nullopt;
     if (other) {
-      return make_error(ErrorCode::kBadInput, "'{}' holds '{}', which is of no run: wanted another {}",
+      return make_error(ErrorCode::kBadInput,
+                        "'{}' holds '{}', which is of no run: wanted another {}",
                         folder.root().string(), other->string(), options.names.directory);
     }
     if (options.overwrite) continue;
