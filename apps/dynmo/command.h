@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dynmo/core/expected.h"
 
@@ -40,6 +41,15 @@ struct FlagUse {
 
 // Returns kBadInput for the first flag that is given and has no effect beside the others.
 [[nodiscard]] Expected<void> check_flags(std::initializer_list<FlagUse> flags);
+
+// A file that a command reads or writes, and the flag that names it. An empty path is none.
+struct UsedFile {
+  std::string_view flag;
+  std::string path;
+};
+
+// Returns kBadInput if two of the files are one, so that no input is overwritten.
+[[nodiscard]] Expected<void> check_one_use(const std::vector<UsedFile>& files);
 
 // Checks options of unsigned numbers, because CLI11 reads -1 as the largest one.
 inline std::string not_negative(const std::string& text) {

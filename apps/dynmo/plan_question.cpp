@@ -201,7 +201,7 @@ Expected<void> check_effects(const PlanFlags& given, const plan::Question& quest
   return check_flags({
       {"--evaluations", given.evaluations.has_value(), searches, "--balancer search"},
       {"--place", given.place, plan::place_matters(cluster),
-       "a --cluster of unlike ranks, or of nodes with other links between them"},
+       "a --cluster of unlike ranks or links"},
       {"--pack", given.pack, cluster.size() > 1, "more than one of --ranks"},
       {"--head-room", given.head_room.value_or(0) > 0, bounded, kBounded},
       {"--recompute auto", given.recompute == "auto", bounded, kBounded},

@@ -24,6 +24,7 @@
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/exception_error.h"
 #include "dynmo/core/file_system.h"
+#include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 
 namespace dynmo::app {
@@ -91,6 +92,9 @@ std::string explain_value(const std::string& text) {
     std::string names = text.substr(list + 9, text.rfind('}') - list - 9);
     if (const std::size_t comma = names.rfind(','); comma != std::string::npos) {
       names.replace(comma, 1, " or ");
+    }
+    for (std::size_t at = 0; (at = names.find(',', at)) != std::string::npos; at += 2) {
+      names.replace(at, 1, ", ");
     }
     return fmt::format("{} is '{}', wanted {}", text.substr(0, colon), given, names);
   }
@@ -245,6 +249,20 @@ Expected<void> check_flags(std::initializer_list<FlagUse> flags) {
     if (!use.given || use.acts) continue;
     return make_error(ErrorCode::kBadInput, "{0} does nothing here: wanted {1} with it, or no {0}",
                       use.flag, use.wanted);
+  }
+  return {};
+}
+
+Expected<void> check_one_use(const std::vector<UsedFile>& files) {
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (std::size_t other = 0; other < i; ++other) {
+      if (files[i].path.empty() || files[other].path.empty() ||
+          !is_same_file(files[other].path, files[i].path)) {
+        continue;
+      }
+      return make_error(ErrorCode::kBadInput, "{} and {} are both '{}': name another file",
+                        files[other].flag, files[i].flag, files[i].path);
+    }
   }
   return {};
 }

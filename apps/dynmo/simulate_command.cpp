@@ -101,6 +101,12 @@ Expected<int> run_simulate(const SimulateFlags& flags) {
   DYNMO_ASSIGN(const scenario::Scenario asked,
                scenario::read_scenario(flags.scenario, flags.settings, flags.compare));
   DYNMO_TRY(check_effects(flags, asked));
+  DYNMO_TRY(check_one_use({{"SCENARIO", flags.scenario},
+                           {"model.config", asked.model.config},
+                           {"model.profile", asked.model.profile},
+                           {"dynamism.trace", asked.dynamism.trace},
+                           {"--trace", flags.trace},
+                           {"--load-trace", flags.load_trace}}));
   DYNMO_ASSIGN(const scenario::Comparison comparison, compare(asked, flags));
   if (!flags.trace.empty()) {
     DYNMO_TRY(write_file_durably(flags.trace, observe::trace_json(scenario::trace_of(comparison))));

@@ -269,6 +269,7 @@ Expected<void> check_kind(const GenFlags& flags) {
 
 Expected<int> run_gen(const GenFlags& flags) {
   DYNMO_TRY(check_kind(flags));
+  DYNMO_TRY(check_one_use({{"--like", flags.like.string()}, {"--out", flags.out.string()}}));
   // Both say what is wrong before a file is made.
   std::optional<tensor::CountsRequest> counts;
   std::optional<tensor::CostsRequest> costs;

@@ -314,13 +314,12 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   budget_.moved = decision.migrate;
   drift_.decided_at = observed_;
   if (decision.too_expensive) {
-    forgone_.a_step_s = decision.current_step_s - decision.planned_step_s;
+    forgone_.a_step_s = gain_of_step(decision);
     forgone_.cost_s = decision.cost_s;
   } else {
     forgone_.a_step_s = forgone_.sum_s = 0;
   }
-  drift_.gain_s =
-      decision.migrate ? 0 : std::max(0.0, decision.current_step_s - decision.planned_step_s);
+  drift_.gain_s = decision.migrate ? 0 : std::max(0.0, gain_of_step(decision));
   drift_.fruitless = decision.migrate ? 0 : drift_.fruitless + (decision.too_expensive ? 0 : 1);
   drift_.noisy_window = decision.within_noise ? profiler_.steps() : 0;
   drift_.stages = decision.plan.stages;

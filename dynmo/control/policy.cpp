@@ -89,13 +89,6 @@ std::string gain_text(const Decision& decision) {
                      percent(gain / decision.current_step_s));
 }
 
-double gain_of_step(const Decision& decision) {
-  const double used = decision.ranks_after < decision.ranks_before
-                          ? static_cast<double>(decision.ranks_after) / decision.ranks_before
-                          : 1;
-  return decision.current_step_s - decision.planned_step_s * used;
-}
-
 int ranks_used(const plan::Plan& plan) {
   return static_cast<int>(plan::ranks_at_work(plan).size());
 }
@@ -293,6 +286,13 @@ void compare(Decision& decision, const Rivals& rivals, const PolicyInput& input)
 }
 
 }  // namespace
+
+double gain_of_step(const Decision& decision) {
+  const double used = decision.ranks_after < decision.ranks_before
+                          ? static_cast<double>(decision.ranks_after) / decision.ranks_before
+                          : 1;
+  return decision.current_step_s - decision.planned_step_s * used;
+}
 
 Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
   DYNMO_TRY(validate(input, options));

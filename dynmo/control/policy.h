@@ -109,6 +109,10 @@ struct Decision {
   std::string why = {};        // cause of the plan, from the controller
 };
 
+// Returns the seconds that the plan found would save in a step, as decide() weighs them. They are
+// below 0 if it is worse.
+[[nodiscard]] double gain_of_step(const Decision& decision);
+
 // Decides about a move. Scores the current plan and the balancer's by replay, each with the layers
 // that it recomputes. Migrates if the gain of a step exceeds `minimum_gain` and the noise. Over the
 // horizon, with the gain lost so far, it must also exceed the cost. The future duration of a gain

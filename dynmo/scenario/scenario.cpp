@@ -315,9 +315,17 @@ Expected<void> validate(const Scenario& scenario) {
       scenario.training.schedule != "adaptive", "training.schedule", scenario.training.schedule,
       "a schedule that a shape alone gives, such as 1f1b; the search balancer finds orders"));
   const std::vector<std::string>& compare = scenario.policy.compare;
-  DYNMO_TRY(require(!compare.empty() && compare.size() <= 32, "policy.compare", compare.size(),
-                    "1 to 32 names"));
-  for (const std::string& name : compare) DYNMO_TRY(parse_policy(name));
+  DYNMO_TRY(require(!compare.empty() && compare.size() <= 32, "policy.compare",
+                    fmt::format("a list of {}", compare.size()), "1 to 32 names"));
+  for (auto name = compare.begin(); name != compare.end(); ++name) {
+    DYNMO_TRY(parse_policy(*name));
+    if (std::find(compare.begin(), name, *name) == name) continue;
+    return make_error(ErrorCode::kBadInput, "policy.compare names '{}' twice: wanted each once",
+                      *name);
+  }
+  const cost::DecoderShape& sizes = scenario.model.shape;
+  DYNMO_TRY(require(sizes.heads == 0 || sizes.hidden % sizes.heads == 0, "model.heads", sizes.heads,
+                    fmt::format("a divisor of model.hidden ({})", sizes.hidden)));
   DYNMO_TRY(check_events(scenario));
   return check_effects(keys_of(copy), keys_of(standard));
 }

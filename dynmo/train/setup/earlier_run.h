@@ -15,9 +15,9 @@
 
 namespace dynmo::train {
 
-// Checks that run.directory and the folders of compared runs have no earlier run. A run that is
-// resumed or may be overwritten is allowed. Returns kBadInput with the existing files. Call it
-// before writing the first file.
+// Checks that run.directory and the folders of compared runs have no earlier run, unless this run
+// resumes it or may overwrite it. Also checks that this run replaces no file of another kind.
+// Returns kBadInput with the existing files. Call it before writing the first file.
 [[nodiscard]] Expected<void> check_folder_is_free(const TrainOptions& options);
 
 // Removes the files of an earlier run, and nothing else, from those folders if options.overwrite is
