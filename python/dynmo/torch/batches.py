@@ -13,6 +13,10 @@ from ..errors import BadInputError
 ITEMS = "num_items_in_batch"
 IGNORED = -100  # a label without a loss
 CUT = ("input_ids", "labels", "inputs_embeds", "input", "target")  # never shared by the samples
+FLAGS = {
+    "use_cache": "keys and values lie on several ranks", "output_router_logits": "the auxiliary loss spans all layers",
+    "output_hidden_states": "the hidden tensors lie on several ranks", "output_attentions": "the attentions lie on several ranks",
+}
 Leaves = dict[str, Any]
 
 
@@ -56,6 +60,9 @@ def _shared(path: str, size: int) -> bool:
 def batch_size(batch: Mapping[str, Any], micro_batches: int) -> int:
     """The number of samples. Refuses what cannot be cut."""
     leaves = dict(leaves_of(batch, ""))
+    for flag, why in FLAGS.items():
+        if batch.get(flag):
+            raise BadInputError(f"batch: {flag} is on, but {why}; leave it out")
     for path, value in leaves.items():
         if isinstance(value, Tensor) and value.requires_grad:
             raise BadInputError(f"batch: {path} requires grad, wanted data; train it as a parameter of the model")
