@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import BadInputError
 from . import checks
 from .layers import HIDDEN, LOSS, Context, Layer, MicroBatch, Spec, Tie, Values
-from .stand_ins import BlockStandIn, FrontStandIn, Given, Path, at, hidden_path, replaced, tensors_of, with_tensors
+from .stand_ins import BlockStandIn, FrontStandIn, Given, Path, at, hidden_path, replaced, tensors_of, with_tensors, without_caches
 
 MAX_NOTES = 64
 
@@ -84,11 +84,10 @@ class Decoder:
         self.limits, self.forces_gradients = False, False
         # Arguments of blocks that come out of the embedding's weights, by block and place: boundaries carry them.
         self.carried: dict[tuple[int, Path], str] = {}
+        self.width = 1
         self._takes_cache = _takes(model, "use_cache")
-
-    @property
-    def width(self) -> int:
-        return 1 + len(set(self.carried.values()))
+        # Masks may depend on whether there is a cache, so models make theirs, and blocks are not given it; or use_cache=False.
+        self.drops_caches = True
 
     # --- What lies in front of the blocks and what behind, found by running the model once. ---
 
@@ -196,7 +195,7 @@ class Decoder:
     # --- Running parts. ---
 
     def _arguments(self, batch: MicroBatch) -> dict[str, Any]:
-        return {"use_cache": False, **batch} if self._takes_cache else dict(batch)
+        return {"use_cache": False, **batch} if self._takes_cache and not self.drops_caches else dict(batch)
 
     def _call(self, batch: MicroBatch, calls: list[Callable[..., Tensor]], zeros: bool) -> Any:
         stand_ins: list[nn.Module] = [
@@ -224,7 +223,8 @@ class Decoder:
                     raise BadInputError(f"model: block {index} runs where block {len(arguments)} was expected, wanted each once, in order")
                 first.append(hidden)
                 hidden_places.append(path)
-                arguments.append(with_tensors(given, {path: None}))
+                given = with_tensors(given, {path: None})
+                arguments.append(without_caches(given) if self.drops_caches else given)
                 if len(arguments) == len(self._real):
                     raise _Enough
                 return hidden
@@ -326,7 +326,7 @@ class Decoder:
         handles.append(self._real[-1].register_forward_hook(lambda *_: before(len(self._real) + 1)))
         before(0)
         try:
-            return self._loss_of(self.module(**self._arguments(batch)))
+            return self._loss_of(self.module(**batch))
         finally:
             for handle in handles:
                 handle.remove()
@@ -356,6 +356,7 @@ class Decoder:
                 if (block, path) not in self.carried and (trained or not torch.equal(tensor, others[path])):
                     name = names.setdefault(id(tensor), f"carried.{len(set(self.carried.values()))}")
                     self.carried[(block, path)] = name
+        self.width = 1 + len(set(self.carried.values()))
         self._cache.clear()
 
     def learn_what_notes_follow(self, batches: list[MicroBatch]) -> None:

@@ -141,10 +141,9 @@ def split_decoder(model: nn.Module) -> Decoder:
             found = whole(model, decoder.whole(batch, lambda _: None))
         decoder.collect()
         with unnoticed(model):
-            decoder.learn(batch)
-            decoder.learn_what_notes_follow([{**batch, "input_ids": sample_batch(model, seed)["input_ids"]} for seed in (0, 1)])
-            if problem := difference(decoder, batch, None, *found):
+            if problem := _problem(decoder, batch, None, *found):
                 raise BadInputError(f"model: {problem}; it cannot be split so, use layers=[(name, module), ...]")
+            decoder.learn_what_notes_follow([{**batch, "input_ids": sample_batch(model, seed)["input_ids"]} for seed in (0, 1)])
         return decoder
     finally:
         model.train(training)
@@ -194,10 +193,27 @@ def _checked(split: Split, batch: MicroBatch, seed: Optional[int]) -> Tensor:
 
 
 def _problem(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
+    """What the layers compute otherwise; blocks are not given the model's cache, or else use_cache=False is given."""
+    if not isinstance(split, Decoder):
+        return _problem_as_is(split, batch, seed, loss, gradients)
+    before = dict(split.carried)
+    first = _problem_as_is(split, batch, seed, loss, gradients)
+    if not first:
+        return ""
+    carried, split.carried, split.drops_caches = split.carried, before, not split.drops_caches
+    if not _problem_as_is(split, batch, seed, loss, gradients):
+        return ""
+    split.carried, split.drops_caches = carried, not split.drops_caches
+    return first
+
+
+def _problem_as_is(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
     try:
         if isinstance(split, Decoder):
             split.learn(batch)
         return difference(split, batch, seed, loss, gradients)
+    except BadInputError as error:
+        return one_line(error)
     except Exception as error:
         return f"its layers one by one end with {one_line(error)}"
 

@@ -127,3 +127,16 @@ def with_tensors(value: Any, by: Mapping[Path, Optional[Tensor]], path: Path = (
         made: Any = type(value)
         return made(*elements) if hasattr(value, "_fields") else made(elements)
     return {key: with_tensors(element, by, (*path, key)) for key, element in value.items()}
+
+
+def without_caches(given: Given) -> Given:
+    """The arguments less caches of keys and values, which are empty in training."""
+    arguments, named = given
+    kept = {name: None if _is_cache(value) else value for name, value in named.items()}
+    if kept.get("use_cache"):
+        kept["use_cache"] = False
+    return tuple(None if _is_cache(value) else value for value in arguments), kept
+
+
+def _is_cache(value: Any) -> bool:
+    return hasattr(value, "get_seq_length")
