@@ -54,7 +54,7 @@ def config_of(kind):
     given = {key: value for key, value in SIZES.items() if key in known}
     given.update({key: 0.0 for key in OFF if key in known})
     for key in ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "attn_layer_types"):
-        value = getattr(default, key, None)
+        value = getattr(default, key, None) if key in default.to_dict() and not isinstance(getattr(type(default), key, None), property) else None
         if isinstance(value, (list, tuple)) and value:
             kinds = list(dict.fromkeys(value))
             given[key] = [kinds[index % len(kinds)] for index in range(BLOCKS)]
