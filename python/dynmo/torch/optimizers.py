@@ -94,6 +94,10 @@ class _Trial:
         made.__dict__.update(copy.deepcopy(given, memo))
         made.__dict__.update({name: type(getattr(self._optimizer, name))() for name in HOOKS if hasattr(self._optimizer, name)})
         made.state = defaultdict(dict)
+        for number, parameter in small.items():
+            kept = self._optimizer.state.get(self._all[number], {})
+            if kept:  # some make it at once
+                made.state[parameter] = {key: _small_state(value, self._all[number], parameter) for key, value in kept.items()}
         return made
 
 
@@ -118,6 +122,14 @@ def _small(like: Tensor, trained: bool, number: int) -> nn.Parameter:
         return nn.Parameter(torch.empty(shape, dtype=like.dtype, device="meta"), requires_grad=like.requires_grad)
     generator = torch.Generator().manual_seed(number)
     return nn.Parameter(torch.randn(shape, generator=generator).to(like.dtype))
+
+
+def _small_state(value: Any, like: Tensor, parameter: Tensor) -> Any:
+    """A state of the parameter's shape is as large as the small parameter, with its first number everywhere."""
+    if not isinstance(value, Tensor) or value.shape != like.shape or value.dim() == 0:
+        return copy.deepcopy(value)
+    first = value.detach().reshape(-1)[0].item()
+    return torch.full(parameter.shape, first, dtype=value.dtype, device=parameter.device)
 
 
 def _gradient(parameter: Tensor, number: int, step: int) -> Tensor:
