@@ -68,6 +68,9 @@ class Annealer {
   Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster, int micro_batches,
            std::vector<Rank> placement, Starts starts, std::uint64_t seed, std::int64_t actions);
 
+  // Takes the best layout of another annealer of this placement if it is better here, too.
+  void adopt(const Annealer& other);
+
   // Spends `actions` placed actions: anneals from the best so far, `heat` / 2^20 of its step time
   // warm at first.
   void anneal(std::int64_t actions, std::int64_t heat);

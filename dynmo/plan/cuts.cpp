@@ -8,6 +8,8 @@
 namespace dynmo::plan::internal {
 namespace {
 
+constexpr int kRungs = 24;  // three octaves
+
 Expected<MadeCut> cut_of(Balancer balancer, const BalanceProblem& problem) {
   MadeCut made;
   if (balancer == Balancer::kDiffusionParameters || balancer == Balancer::kDiffusionTime) {
@@ -26,13 +28,15 @@ Expected<MadeCut> cut_of(Balancer balancer, const BalanceProblem& problem) {
 
 }  // namespace
 
-std::vector<CutFor> cuts_for(Balancer balancer, Recompute choice) {
-  if (choice == Recompute::kNone) return {CutFor::kPlain};
-  if (choice == Recompute::kWhole) return {CutFor::kWhole};
-  if (balancer != Balancer::kOptimal && balancer != Balancer::kVPair) {
-    return {CutFor::kPlain, CutFor::kWhole};
-  }
-  return {CutFor::kPlain, CutFor::kWhole, CutFor::kLeast};
+std::vector<Trial> trials(Balancer balancer, Recompute choice, schedule::ScheduleKind kind) {
+  if (choice == Recompute::kNone) return {{CutFor::kPlain}};
+  if (choice == Recompute::kWhole) return {{CutFor::kWhole}};
+  std::vector<Trial> all = {{CutFor::kPlain}, {CutFor::kWhole}};
+  if (balancer != Balancer::kOptimal && balancer != Balancer::kVPair) return all;
+  all.push_back({CutFor::kLeast});
+  if (refines(kind)) return all;
+  for (int below = 0; below < kRungs; ++below) all.push_back({CutFor::kLeast, below});
+  return all;
 }
 
 Expected<MadeCut> make_cut(CutFor what, Balancer balancer, const BalanceProblem& problem) {

@@ -4,6 +4,7 @@
 // The cuts of a balancer that are worth a replay where layers may be recomputed: propose() and the
 // templates of search() try the same.
 
+#include <optional>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -17,8 +18,17 @@ enum class CutFor {
   kWhole,  // everything is
   kLeast,  // as little as fits: only balancers that know memory can
 };
-// In the order of trial: for kNone and kWhole one.
-[[nodiscard]] std::vector<CutFor> cuts_for(Balancer balancer, Recompute choice);
+// A cut to try: for the memory of the cluster, or for less on the ladder (memory_ladder_impl.h),
+// from its rung on downwards.
+struct Trial {
+  CutFor what = CutFor::kPlain;
+  std::optional<int> rungs_below = {};
+};
+// In the order of trial: for kNone and kWhole one. A balancer that knows memory has trials on the
+// ladder if no exact measure says which of its cuts is best, with several stages a rank: then more
+// memory would now and then give a slower plan.
+[[nodiscard]] std::vector<Trial> trials(Balancer balancer, Recompute choice,
+                                        schedule::ScheduleKind kind);
 
 struct MadeCut {
   std::vector<int> counts;  // by stage of placement()
@@ -26,7 +36,8 @@ struct MadeCut {
   double rounds_bound = 0;
 };
 
-// The cut of any balancer but kSearch, refined if it is kOptimal's and can be. Errors as balance().
+// The cut of any balancer but kSearch for the memory of the problem, refined if it is kOptimal's and
+// can be. Errors as balance().
 [[nodiscard]] Expected<MadeCut> make_cut(CutFor what, Balancer balancer,
                                          const BalanceProblem& problem);
 

@@ -22,7 +22,7 @@ namespace dynmo::plan {
 enum class Recompute {
   kNone,
   kWhole,  // every layer but the first, which has no input to start from
-  kAuto,   // as few as make every rank's memory do, at the least time
+  kAuto,   // as few as make every rank's memory do
 };
 // "none", "whole", "auto". kBadInput naming them.
 [[nodiscard]] Expected<Recompute> parse_recompute(std::string_view name);
@@ -53,12 +53,15 @@ using LayerSet = std::vector<LayerId>;  // ascending, none twice
                                                        int micro_batches, const LayerSet& layers,
                                                        sim::SimOptions options = {});
 
-// The layers that `plan` recomputes, given costs without recomputation. kAuto: on every rank the
-// set with the least sum of forward times that fits its memory. A rank's memory depends on its own
-// layers and the order of its own list alone, and no step is faster if a stage is slower, so with
-// one stage a rank no set gives a shorter step; with several stages a rank the work added to the
-// rank is least. Exact by branch and bound; a rank on which that would take more than a fixed
-// number of steps gets the best set found by then. Deterministic.
+// The layers that `plan` recomputes, given costs without recomputation. With kAuto no step is
+// longer with more memory:
+//
+// - With one stage a rank, the set with the least sum of forward times that fits the memory. A
+//   rank's memory depends on its own layers and its own list alone, and no step is faster if a
+//   stage is slower, so no set gives a shorter step. Exact by branch and bound; a rank on which
+//   that would take more than a fixed number of steps gets the best set found by then.
+// - With several stages, as few as fit of the rank's layers by seconds a byte: at most one layer
+//   above the least sum. A set of the least sum may lengthen a stage although it has more memory.
 //
 // kBadInput: a plan that does not fit model or cluster. kInfeasible (kAuto) naming rank and bytes:
 // not even recomputing all of a rank's layers fits.

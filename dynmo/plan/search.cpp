@@ -9,6 +9,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/anneal_impl.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/memory_ladder_impl.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/plan/search_impl.h"
 #include "dynmo/schedule/placement.h"
@@ -173,28 +174,42 @@ bool large(const SearchProblem& problem) {
          std::int64_t{6} * problem.cluster.size() * problem.micro_batches > kActionsAnEvaluation;
 }
 
+using Annealers = std::vector<std::unique_ptr<Annealer>>;
+
+// One anneal of the portfolio.
+struct AnnealJob {
+  const SearchProblem& problem;
+  const internal::Prefixes& model;
+  std::int64_t evaluations = 0;
+  std::uint64_t seed = 0;
+  const Annealers* from = nullptr;  // those of less memory, whose best layouts are starts
+  std::string_view remark;          // of the candidates
+};
+
 // A short anneal of every start, a longer one of the best third, and of the best third of those. A
 // large problem anneals only the best third of the starts at all: with a share for each, none would
-// get far.
-void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options,
-                      Recompute recompute, Candidates& candidates, SearchResult& result) {
-  if (!countable(problem)) return;
-  const internal::Prefixes model(problem.model, recompute);
+// get far. Returns the annealers, the best first.
+Annealers anneal_portfolio(const AnnealJob& job, Candidates& candidates, SearchResult& result) {
+  const SearchProblem& problem = job.problem;
   const std::vector<Placement> placements = portfolio(problem);
-  std::vector<std::unique_ptr<Annealer>> running;
+  Annealers running;
   // Where annealing ends depends much on where it starts: a larger budget first buys more starts.
-  const auto starts = std::clamp<std::int64_t>(options.evaluations / kEvaluationsAStart, 1, 8);
+  const auto starts = std::clamp<std::int64_t>(job.evaluations / kEvaluationsAStart, 1, 8);
   const bool few_runs = large(problem);
-  const std::int64_t budget = options.evaluations * kActionsAnEvaluation;
+  const std::int64_t budget = job.evaluations * kActionsAnEvaluation;
   const std::int64_t start_share =
       budget * (few_runs ? 1 : 3) / 4 / starts / static_cast<std::int64_t>(placements.size());
   std::uint64_t index = 0;
   for (std::int64_t start = 0; start < starts; ++start) {
     for (const Placement& one : placements) {
       running.push_back(
-          std::make_unique<Annealer>(one.name, model, problem.cluster, problem.micro_batches,
+          std::make_unique<Annealer>(one.name, job.model, problem.cluster, problem.micro_batches,
                                      one.ranks, few_runs ? Starts::kFilled : Starts::kLevel,
-                                     mix_key({0x5EA2C4, options.seed, index++}), start_share));
+                                     mix_key({0x5EA2C4, job.seed, index++}), start_share));
+      if (job.from == nullptr) continue;
+      for (const auto& other : *job.from) {
+        if (other->name() == one.name) running.back()->adopt(*other);
+      }
     }
   }
   std::int64_t spent = 0;
@@ -224,8 +239,44 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
     const auto best = std::find_if(running.begin(), running.end(),
                                    [&](const auto& other) { return other->name() == one.name; });
     if ((*best)->best() == Annealer::kInfeasible) continue;
-    const bool again = recompute == Recompute::kAuto;
-    candidates.try_plan(one.name + (again ? ", recomputed" : ""), (*best)->plan());
+    candidates.try_plan(fmt::format("{}{}", one.name, job.remark), (*best)->plan());
+  }
+  return running;
+}
+
+// Whether 1F1B has a cut for the memory if as little as fits is recomputed.
+bool has_cut(const SearchProblem& problem, const cost::Cluster& cluster) {
+  return balance(Balancer::kOptimal, {.model = problem.model,
+                                      .cluster = cluster,
+                                      .micro_batches = problem.micro_batches,
+                                      .recompute = Recompute::kAuto})
+      .has_value();
+}
+
+// Anneals with layers recomputed for one rung of memory after the other, from the least that has a
+// cut on, each from where the one before has ended. No rung depends on how much memory there is
+// beyond it, so more memory only adds candidates.
+void anneal_ladder(const SearchProblem& problem, const SearchOptions& options,
+                   Candidates& candidates, SearchResult& result) {
+  constexpr int kMostRungs = 24;
+  constexpr int kShareOfARung = 8;
+  std::vector<cost::Cluster> rungs = {internal::at_rung(problem.cluster, 0)};
+  while (std::ssize(rungs) < kMostRungs) {
+    cost::Cluster next = internal::at_rung(problem.cluster, static_cast<int>(rungs.size()));
+    if (!has_cut(problem, next)) break;
+    rungs.push_back(std::move(next));
+  }
+  const internal::Prefixes model(problem.model, Recompute::kAuto);
+  Annealers before;
+  for (auto rung = rungs.rbegin(); rung != rungs.rend(); ++rung) {
+    const SearchProblem lowered{problem.model, *rung, problem.micro_batches};
+    before = anneal_portfolio({.problem = lowered,
+                               .model = model,
+                               .evaluations = options.evaluations / kShareOfARung,
+                               .seed = options.seed,
+                               .from = &before,
+                               .remark = ", recomputed"},
+                              candidates, result);
   }
 }
 
@@ -292,11 +343,18 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
   }
   if (wanted(ScheduleKind::kAdaptive)) {
     if (options.recompute == Recompute::kAuto) try_ordered_cuts(problem, candidates);
-    const bool whole = options.recompute == Recompute::kWhole;
-    anneal_portfolio(problem, options, whole ? Recompute::kWhole : Recompute::kNone, candidates,
-                     result);
-    if (tight && options.recompute == Recompute::kAuto) {
-      anneal_portfolio(problem, options, Recompute::kAuto, candidates, result);
+    if (countable(problem)) {
+      const bool whole = options.recompute == Recompute::kWhole;
+      const internal::Prefixes model(problem.model,
+                                     whole ? Recompute::kWhole : Recompute::kNone);
+      anneal_portfolio({.problem = problem,
+                        .model = model,
+                        .evaluations = options.evaluations,
+                        .seed = options.seed},
+                       candidates, result);
+      if (tight && options.recompute == Recompute::kAuto) {
+        anneal_ladder(problem, options, candidates, result);
+      }
     }
   }
   if (!candidates.won()) {
