@@ -183,7 +183,7 @@ struct AnnealJob {
   std::int64_t evaluations = 0;
   std::uint64_t seed = 0;
   const Annealers* from = nullptr;  // those of less memory, whose best layouts are starts
-  std::string_view remark;          // of the candidates
+  std::string_view remark = "";     // of the candidates
 };
 
 // A short anneal of every start, a longer one of the best third, and of the best third of those. A

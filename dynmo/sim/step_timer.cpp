@@ -17,7 +17,7 @@ using schedule::ActionKind;
 constexpr std::uint32_t kNotYet = ~std::uint32_t{0};
 
 // The actions on whose ends a message is sent and its receive posted.
-struct Ends {
+struct MessageEnds {
   std::uint32_t sent = kNotYet;
   std::uint32_t posted = kNotYet;
   std::size_t waiting = kNotYet;  // rank that stands still until both are known
@@ -51,7 +51,7 @@ class Sorter {
   }
 
  private:
-  [[nodiscard]] Ends& message(const Action& communication) {
+  [[nodiscard]] MessageEnds& message(const Action& communication) {
     return messages_[static_cast<std::size_t>(schedule::channel(communication)) * micro_batches_ +
                      communication.micro_batch.index()];
   }
@@ -60,7 +60,7 @@ class Sorter {
   bool step(std::size_t rank, Visit& visit) {
     const Action& action = schedule_.ranks[rank][next_[rank]];
     if (!is_compute(action.kind)) {
-      Ends& ends = message(action);
+      MessageEnds& ends = message(action);
       const bool sends = action.kind == ActionKind::kSendActivation ||
                          action.kind == ActionKind::kSendGradient;
       (sends ? ends.sent : ends.posted) = last_[rank];
@@ -74,7 +74,7 @@ class Sorter {
       last_[rank] = visit(rank, action, last_[rank], nullptr, 0);
       return true;
     }
-    Ends& ends = message(*receive);
+    MessageEnds& ends = message(*receive);
     if (ends.sent == kNotYet || ends.posted == kNotYet) {
       ends.waiting = rank;
       return false;
@@ -85,7 +85,7 @@ class Sorter {
 
   const schedule::Schedule& schedule_;
   std::size_t micro_batches_;
-  std::vector<Ends> messages_;        // by channel, then micro-batch
+  std::vector<MessageEnds> messages_;        // by channel, then micro-batch
   std::vector<std::size_t> next_;     // by rank: position in its list
   std::vector<std::uint32_t> last_;   // by rank: its last compute action
   std::vector<std::size_t> ready_;
@@ -107,7 +107,7 @@ bool StepTimer::sort() {
   const auto no_channel = static_cast<std::uint32_t>(channel_count(shape));
   Sorter sorter(schedule());
   return sorter.run([&](std::size_t rank, const Action& action, std::uint32_t before,
-                        const Ends* message, int channel) {
+                        const MessageEnds* message, int channel) {
     const auto stage = static_cast<std::uint32_t>(action.stage.index());
     Compute compute{.before = before,
                     .channel = no_channel,
