@@ -96,8 +96,8 @@ void recomputing_chain(benchmark::State& state, bool unlike) {
 void recomputing_proposal(benchmark::State& state, bool unlike, schedule::ScheduleKind kind,
                           Balancer balancer) {
   const cost::ModelCost model = half_blocks(static_cast<int>(state.range(0)), unlike);
-  const cost::Cluster cluster = ranks_with(static_cast<int>(state.range(1)), model,
-                                           static_cast<int>(state.range(2)));
+  const cost::Cluster cluster =
+      ranks_with(static_cast<int>(state.range(1)), model, static_cast<int>(state.range(2)));
   const BalanceProblem problem{.model = model,
                                .cluster = cluster,
                                .micro_batches = kMicroBatches,

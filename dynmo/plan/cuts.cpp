@@ -8,8 +8,6 @@
 namespace dynmo::plan::internal {
 namespace {
 
-constexpr int kRungs = 24;  // three octaves
-
 Expected<MadeCut> cut_of(Balancer balancer, const BalanceProblem& problem) {
   MadeCut made;
   if (balancer == Balancer::kDiffusionParameters || balancer == Balancer::kDiffusionTime) {
@@ -33,9 +31,9 @@ std::vector<Trial> trials(Balancer balancer, Recompute choice, schedule::Schedul
   if (choice == Recompute::kWhole) return {{CutFor::kWhole}};
   std::vector<Trial> all = {{CutFor::kPlain}, {CutFor::kWhole}};
   if (balancer != Balancer::kOptimal && balancer != Balancer::kVPair) return all;
-  all.push_back({CutFor::kLeast});
-  if (refines(kind)) return all;
-  for (int below = 0; below < kRungs; ++below) all.push_back({CutFor::kLeast, below});
+  const bool ladder = !refines(kind);
+  for (int below = 0; ladder && below < kRungs; ++below) all.push_back({CutFor::kLeast, below});
+  all.push_back({.what = CutFor::kLeast, .last_resort = ladder});
   return all;
 }
 

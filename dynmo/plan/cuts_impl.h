@@ -18,15 +18,17 @@ enum class CutFor {
   kWhole,  // everything is
   kLeast,  // as little as fits: only balancers that know memory can
 };
-// A cut to try: for the memory of the cluster, or for less on the ladder (memory_ladder_impl.h),
-// from its rung on downwards.
+// A cut to try: for the memory of the cluster, or for a rung of the ladder (memory_ladder_impl.h).
 struct Trial {
   CutFor what = CutFor::kPlain;
   std::optional<int> rungs_below = {};
+  bool last_resort = false;  // only if no rung has a plan
 };
-// In the order of trial: for kNone and kWhole one. A balancer that knows memory has trials on the
-// ladder if no exact measure says which of its cuts is best, with several stages a rank: then more
-// memory would now and then give a slower plan.
+inline constexpr int kRungs = 24;  // three octaves
+
+// In the order of trial: for kNone and kWhole one. With several stages a rank no balancer knows
+// exactly which of its cuts has the shortest step, so a cut for more memory may be a slower one:
+// then balancers that know memory cut for rungs, as those of less memory are candidates, too.
 [[nodiscard]] std::vector<Trial> trials(Balancer balancer, Recompute choice,
                                         schedule::ScheduleKind kind);
 
@@ -36,9 +38,14 @@ struct MadeCut {
   double rounds_bound = 0;
 };
 
-// The cut of any balancer but kSearch for the memory of the problem, refined if it is kOptimal's and
-// can be. Errors as balance().
+// The cut of any balancer but kSearch for the memory of the problem, refined if it is kOptimal's
+// and can be. Errors as balance().
 [[nodiscard]] Expected<MadeCut> make_cut(CutFor what, Balancer balancer,
+                                         const BalanceProblem& problem);
+
+// The plan of such a cut under the problem's schedule kind, with its order if that is kAdaptive. It
+// is not replayed, so it may not fit the memory. Errors as balance() and make_adaptive().
+[[nodiscard]] Expected<Plan> plan_of_cut(CutFor what, Balancer balancer,
                                          const BalanceProblem& problem);
 
 }  // namespace dynmo::plan::internal

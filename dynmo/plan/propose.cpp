@@ -164,28 +164,30 @@ bool memory_matters(const Proposal& plain, Balancer balancer, const BalanceProbl
   return free && free->evaluation.result.step_time < plain.evaluation.result.step_time;
 }
 
+// A plan for a trial. kInfeasible if it does not fit the problem's memory.
+Expected<Proposal> of_trial(const internal::Trial& trial, Balancer balancer,
+                            const BalanceProblem& problem) {
+  if (!trial.rungs_below) return of_one_cut(trial.what, balancer, problem);
+  const cost::Cluster rung = internal::at_rung(problem.cluster, *trial.rungs_below);
+  DYNMO_ASSIGN(Proposal proposal, unjudged(trial.what, balancer, with_cluster(problem, rung)));
+  DYNMO_TRY(judge_first(proposal, balancer, problem));
+  return proposal;
+}
+
 // The balancer's plan under the problem's schedule kind: the fastest of its cuts.
 Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
   std::optional<Proposal> best;
   std::optional<Error> refusal;
-  std::vector<Plan> tried;
+  bool on_rung = false;
   for (const internal::Trial& trial :
        internal::trials(balancer, problem.recompute, problem.schedule)) {
-    const cost::Cluster rung = internal::at_rung(problem.cluster, trial.rungs_below.value_or(0));
-    auto proposal = unjudged(trial.what, balancer,
-                             trial.rungs_below ? with_cluster(problem, rung) : problem);
-    if (!proposal && trial.rungs_below) break;  // less memory is not enough, either
-    if (proposal) {
-      if (std::find(tried.begin(), tried.end(), proposal->plan) != tried.end()) continue;
-      tried.push_back(proposal->plan);
-      if (const auto judged = judge_first(*proposal, balancer, problem); !judged) {
-        proposal = judged.error();
-      }
-    }
+    if (trial.last_resort && on_rung) continue;
+    auto proposal = of_trial(trial, balancer, problem);
     if (!proposal) {
-      if (!trial.rungs_below) refusal = proposal.error();  // the last cut recomputes most
+      refusal = proposal.error();  // the last cut recomputes most
       continue;
     }
+    on_rung = on_rung || trial.rungs_below.has_value();
     const bool first = trial.what == internal::CutFor::kPlain;
     if (first && problem.recompute == Recompute::kAuto &&
         !memory_matters(*proposal, balancer, problem)) {
@@ -303,6 +305,12 @@ Expected<void> place_ranks(Proposal& proposal, const BalanceProblem& problem) {
 }
 
 }  // namespace
+
+Expected<Plan> internal::plan_of_cut(CutFor what, Balancer balancer,
+                                     const BalanceProblem& problem) {
+  DYNMO_ASSIGN(Proposal proposal, unjudged(what, balancer, problem));
+  return std::move(proposal.plan);
+}
 
 Expected<void> judge_again(Proposal& proposal, const BalanceProblem& problem) {
   DYNMO_ASSIGN(Judged judged, judge(problem.recompute, proposal.plan, problem.model,

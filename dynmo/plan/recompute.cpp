@@ -21,8 +21,8 @@ LayerSet sets_that_fit(const std::vector<RankMemory>& ranks, const cost::Cluster
     const std::int64_t has = cluster.ranks[r].memory.value;
     std::vector<bool> chosen = rank.all();
     if (rank.peak(chosen) <= has) {
-      chosen = rank.stages > 1 ? internal::nested_set(rank, has)
-                               : internal::least_time_set(rank, has);
+      chosen =
+          rank.stages > 1 ? internal::nested_set(rank, has) : internal::least_time_set(rank, has);
     }
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       if (chosen[i]) layers.push_back(rank.items[i].layer);

@@ -9,8 +9,8 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/anneal_impl.h"
 #include "dynmo/plan/balance.h"
+#include "dynmo/plan/cuts_impl.h"
 #include "dynmo/plan/memory_ladder_impl.h"
-#include "dynmo/plan/propose.h"
 #include "dynmo/plan/search_impl.h"
 #include "dynmo/schedule/placement.h"
 
@@ -244,29 +244,28 @@ Annealers anneal_portfolio(const AnnealJob& job, Candidates& candidates, SearchR
   return running;
 }
 
-// Whether 1F1B has a cut for the memory if as little as fits is recomputed.
-bool has_cut(const SearchProblem& problem, const cost::Cluster& cluster) {
+// Whether 1F1B has a cut for the memory.
+bool has_cut(const SearchProblem& problem, const cost::Cluster& cluster, Recompute recompute) {
   return balance(Balancer::kOptimal, {.model = problem.model,
                                       .cluster = cluster,
                                       .micro_batches = problem.micro_batches,
-                                      .recompute = Recompute::kAuto})
+                                      .recompute = recompute})
       .has_value();
 }
 
-// Anneals with layers recomputed for one rung of memory after the other, from the least that has a
-// cut on, each from where the one before has ended. No rung depends on how much memory there is
-// beyond it, so more memory only adds candidates.
-void anneal_ladder(const SearchProblem& problem, const SearchOptions& options,
+// Anneals for one rung of memory after the other, from the least that has a cut on, each from where
+// the one before has ended. No rung depends on how much memory there is beyond it, so more memory
+// only adds candidates.
+void anneal_ladder(const SearchProblem& problem, const SearchOptions& options, Recompute recompute,
                    Candidates& candidates, SearchResult& result) {
-  constexpr int kMostRungs = 24;
   constexpr int kShareOfARung = 8;
   std::vector<cost::Cluster> rungs = {internal::at_rung(problem.cluster, 0)};
-  while (std::ssize(rungs) < kMostRungs) {
+  while (std::ssize(rungs) < internal::kRungs) {
     cost::Cluster next = internal::at_rung(problem.cluster, static_cast<int>(rungs.size()));
-    if (!has_cut(problem, next)) break;
+    if (!has_cut(problem, next, recompute)) break;
     rungs.push_back(std::move(next));
   }
-  const internal::Prefixes model(problem.model, Recompute::kAuto);
+  const internal::Prefixes model(problem.model, recompute);
   Annealers before;
   for (auto rung = rungs.rbegin(); rung != rungs.rend(); ++rung) {
     const SearchProblem lowered{problem.model, *rung, problem.micro_batches};
@@ -275,9 +274,28 @@ void anneal_ladder(const SearchProblem& problem, const SearchOptions& options,
                                .evaluations = options.evaluations / kShareOfARung,
                                .seed = options.seed,
                                .from = &before,
-                               .remark = ", recomputed"},
+                               .remark = recompute == Recompute::kAuto ? ", recomputed" : ""},
                               candidates, result);
   }
+}
+
+// The orders of any cut and placement. Where even 1F1B lacks memory, annealing goes up the ladder:
+// where it ends depends on the memory by chance, too.
+void anneal(const SearchProblem& problem, const SearchOptions& options, bool lacks, bool tight,
+            Candidates& candidates, SearchResult& result) {
+  if (!countable(problem)) return;
+  const bool chooses = options.recompute == Recompute::kAuto;
+  const Recompute plain = chooses ? Recompute::kNone : options.recompute;
+  if (!lacks) {
+    const internal::Prefixes model(problem.model, plain);
+    anneal_portfolio({.problem = problem,
+                      .model = model,
+                      .evaluations = options.evaluations,
+                      .seed = options.seed},
+                     candidates, result);
+  }
+  if (lacks || (chooses && tight)) anneal_ladder(problem, options, plain, candidates, result);
+  if (chooses && tight) anneal_ladder(problem, options, Recompute::kAuto, candidates, result);
 }
 
 Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& options) {
@@ -299,18 +317,25 @@ bool lacks_memory(const SearchProblem& problem) {
   return even && !fits_memory(even->result, problem.cluster);
 }
 
-// The balancers' cuts in orders of the list scheduler, which annealing need not find where memory
-// leaves it few.
+// Cuts in orders of the list scheduler, which annealing need not find where memory leaves it few:
+// for rungs of memory, as the ladder's.
 void try_ordered_cuts(const SearchProblem& problem, Candidates& candidates) {
-  for (const Balancer balancer : balancers()) {
-    if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
-    const auto ordered = propose(balancer, {.model = problem.model,
-                                            .cluster = problem.cluster,
-                                            .micro_batches = problem.micro_batches,
-                                            .schedule = ScheduleKind::kAdaptive,
-                                            .recompute = Recompute::kAuto});
-    if (!ordered) continue;
-    candidates.try_plan(fmt::format("adaptive/{}", name(balancer)), ordered->plan);
+  for (const Balancer balancer : {Balancer::kTime, Balancer::kOptimal, Balancer::kVPair}) {
+    for (const internal::CutFor what :
+         {internal::CutFor::kPlain, internal::CutFor::kWhole, internal::CutFor::kLeast}) {
+      if (balancer == Balancer::kTime && what == internal::CutFor::kLeast) continue;
+      for (int below = 0; below < internal::kRungs; ++below) {
+        const cost::Cluster rung = internal::at_rung(problem.cluster, below);
+        const auto ordered = internal::plan_of_cut(what, balancer,
+                                                   {.model = problem.model,
+                                                    .cluster = rung,
+                                                    .micro_batches = problem.micro_batches,
+                                                    .schedule = ScheduleKind::kAdaptive,
+                                                    .recompute = Recompute::kAuto});
+        if (!ordered) break;
+        candidates.try_plan(fmt::format("adaptive/{}", name(balancer)), *ordered);
+      }
+    }
   }
 }
 
@@ -330,32 +355,21 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
     if (!judged && problem.current->schedule != ScheduleKind::kAdaptive) return judged.error();
     if (judged) candidates.enter("current", *problem.current, *std::move(judged));
   }
-  bool tight = options.schedule == ScheduleKind::kAdaptive && lacks_memory(problem);
+  const bool lacks = wanted(ScheduleKind::kAdaptive) && lacks_memory(problem);
+  bool tight = lacks;
   const internal::Templates templates = internal::templates(problem, options);
   for (const Error& refusal : templates.refusals) {
     candidates.refuse(refusal);
     tight = tight || refusal.code == ErrorCode::kInfeasible;
   }
   for (const internal::Template& made : templates.made) {
-    const bool lacks = candidates.try_plan(made.name, made.plan);
+    const bool recomputes = candidates.try_plan(made.name, made.plan);
     // GPipe keeps every micro-batch, which says nothing of the other schedules.
-    tight = tight || (made.plain && lacks && made.plan.schedule != ScheduleKind::kGpipe);
+    tight = tight || (made.plain && recomputes && made.plan.schedule != ScheduleKind::kGpipe);
   }
   if (wanted(ScheduleKind::kAdaptive)) {
     if (options.recompute == Recompute::kAuto) try_ordered_cuts(problem, candidates);
-    if (countable(problem)) {
-      const bool whole = options.recompute == Recompute::kWhole;
-      const internal::Prefixes model(problem.model,
-                                     whole ? Recompute::kWhole : Recompute::kNone);
-      anneal_portfolio({.problem = problem,
-                        .model = model,
-                        .evaluations = options.evaluations,
-                        .seed = options.seed},
-                       candidates, result);
-      if (tight && options.recompute == Recompute::kAuto) {
-        anneal_ladder(problem, options, candidates, result);
-      }
-    }
+    anneal(problem, options, lacks, tight, candidates, result);
   }
   if (!candidates.won()) {
     return candidates.infeasible(wanted(ScheduleKind::kAdaptive) && countable(problem));

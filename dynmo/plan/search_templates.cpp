@@ -23,11 +23,11 @@ void append_cuts(Templates& templates, const SearchProblem& problem, Recompute c
                                    ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
                                    : std::string(schedule::name(kind));
   const auto append = [&](Balancer balancer, const Plan* from, std::string_view remark) {
-    std::vector<Plan> tried;
+    std::vector<Plan> of_rungs;
     for (const Trial& trial : trials(balancer, choice, kind)) {
-      const cost::Cluster cluster = trial.rungs_below
-                                        ? at_rung(problem.cluster, *trial.rungs_below)
-                                        : problem.cluster;
+      if (trial.last_resort && !of_rungs.empty()) continue;
+      const cost::Cluster cluster =
+          trial.rungs_below ? at_rung(problem.cluster, *trial.rungs_below) : problem.cluster;
       const BalanceProblem asked{.model = problem.model,
                                  .cluster = cluster,
                                  .micro_batches = problem.micro_batches,
@@ -35,15 +35,15 @@ void append_cuts(Templates& templates, const SearchProblem& problem, Recompute c
                                  .stages_per_rank = stages_per_rank,
                                  .current = from};
       auto cut = make_cut(trial.what, balancer, asked);
-      if (!cut && trial.rungs_below) break;  // less memory is not enough, either
       if (!cut) {
         templates.refusals.push_back(cut.error());
         continue;
       }
       Plan plan = make_plan(cut->counts, placement(balancer, asked), problem.cluster.size(), kind);
-      const bool known = std::find(tried.begin(), tried.end(), plan) != tried.end();
-      if (known && trial.rungs_below) continue;
-      tried.push_back(plan);
+      if (trial.rungs_below) {
+        if (std::find(of_rungs.begin(), of_rungs.end(), plan) != of_rungs.end()) continue;
+        of_rungs.push_back(plan);
+      }
       templates.made.push_back(
           {fmt::format("{}/{}{}{}", schedule, name(balancer), remark, remark_of(trial, choice)),
            std::move(plan), trial.what == CutFor::kPlain});

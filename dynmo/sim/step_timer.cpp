@@ -61,8 +61,8 @@ class Sorter {
     const Action& action = schedule_.ranks[rank][next_[rank]];
     if (!is_compute(action.kind)) {
       MessageEnds& ends = message(action);
-      const bool sends = action.kind == ActionKind::kSendActivation ||
-                         action.kind == ActionKind::kSendGradient;
+      const bool sends =
+          action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kSendGradient;
       (sends ? ends.sent : ends.posted) = last_[rank];
       if (ends.sent != kNotYet && ends.posted != kNotYet && ends.waiting != kNotYet) {
         ready_.push_back(std::exchange(ends.waiting, kNotYet));
@@ -85,9 +85,9 @@ class Sorter {
 
   const schedule::Schedule& schedule_;
   std::size_t micro_batches_;
-  std::vector<MessageEnds> messages_;        // by channel, then micro-batch
-  std::vector<std::size_t> next_;     // by rank: position in its list
-  std::vector<std::uint32_t> last_;   // by rank: its last compute action
+  std::vector<MessageEnds> messages_;  // by channel, then micro-batch
+  std::vector<std::size_t> next_;      // by rank: position in its list
+  std::vector<std::uint32_t> last_;    // by rank: its last compute action
   std::vector<std::size_t> ready_;
 };
 
@@ -145,10 +145,10 @@ Expected<Nanoseconds> StepTimer::step_time(std::span<const StageCost> stages,
   transfers_.push_back(0);
   durations_.clear();
   for (const StepCosts::Stage& stage : costs.stages) {
-    durations_.insert(durations_.end(), {costs.action + stage.forward,
-                                         costs.action + stage.input_gradient + stage.weight_gradient,
-                                         costs.action + stage.input_gradient,
-                                         costs.action + stage.weight_gradient});
+    durations_.insert(
+        durations_.end(),
+        {costs.action + stage.forward, costs.action + stage.input_gradient + stage.weight_gradient,
+         costs.action + stage.input_gradient, costs.action + stage.weight_gradient});
   }
   ends_.resize(actions_.size() + 1);
   ends_[0] = 0;
@@ -157,8 +157,7 @@ Expected<Nanoseconds> StepTimer::step_time(std::span<const StageCost> stages,
     const Compute& action = actions_[i];
     const std::int64_t arrival =
         std::max(ends_[action.sent], ends_[action.posted]) + transfers_[action.channel];
-    const std::int64_t end =
-        std::max(ends_[action.before], arrival) + durations_[action.duration];
+    const std::int64_t end = std::max(ends_[action.before], arrival) + durations_[action.duration];
     ends_[i + 1] = end;
     last = std::max(last, end);
   }

@@ -32,11 +32,11 @@ class StepTimer {
  private:
   // A compute action. Numbers of actions count from 1 in the order of the pass; 0 is the start.
   struct Compute {
-    std::uint32_t before = 0;     // the action before it on its rank
-    std::uint32_t sent = 0;       // the one on whose end the message that it awaits is sent
-    std::uint32_t posted = 0;     // the one on whose end that message's receive is posted
-    std::uint32_t channel = 0;    // of that message; the last one is of none
-    std::uint32_t duration = 0;   // stage x kDurations + kind
+    std::uint32_t before = 0;    // the action before it on its rank
+    std::uint32_t sent = 0;      // the one on whose end the message that it awaits is sent
+    std::uint32_t posted = 0;    // the one on whose end that message's receive is posted
+    std::uint32_t channel = 0;   // of that message; the last one is of none
+    std::uint32_t duration = 0;  // stage x kDurations + kind
   };
   // A stage's gradients are reduced behind its last weight gradient, those of a rank in turn.
   struct Reduction {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // More memory never gives a slower plan, whichever balancer makes it.
 
-#include "dynmo/plan/memory_ladder_impl.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <limits>
 #include <string>
 
+#include "dynmo/plan/memory_ladder_impl.h"
 #include "dynmo/plan/recompute.h"
 #include "tests/plan/cuts.h"
 #include "tests/plan/half_blocks.h"
@@ -52,11 +51,11 @@ void expect_no_growth(const Way& way, int layers, int ranks, bool drawn, int mem
 }
 
 TEST(MemoryLadder, NoStepGrowsWithMemoryNorIsAboveNoneOrAll) {
-  for (const Way& way : {Way{ScheduleKind::kZbV, Balancer::kVPair},
-                         Way{ScheduleKind::kZbV, Balancer::kOptimal},
-                         Way{ScheduleKind::kInterleaved, Balancer::kOptimal},
-                         Way{ScheduleKind::kZbH1, Balancer::kOptimal},
-                         Way{ScheduleKind::kInterleaved, Balancer::kTime}}) {
+  for (const Way& way :
+       {Way{ScheduleKind::kZbV, Balancer::kVPair}, Way{ScheduleKind::kZbV, Balancer::kOptimal},
+        Way{ScheduleKind::kInterleaved, Balancer::kOptimal},
+        Way{ScheduleKind::kZbH1, Balancer::kOptimal},
+        Way{ScheduleKind::kInterleaved, Balancer::kTime}}) {
     for (const int layers : {64, 96}) {
       for (const int ranks : {4, 8}) {
         for (const bool drawn : {false, true}) expect_no_growth(way, layers, ranks, drawn, 20);
@@ -87,6 +86,7 @@ TEST(MemoryLadder, SetsOfSeveralStagesShrinkAsMemoryGrows) {
     ASSERT_TRUE(plan) << plan.error().message;
     Nanoseconds before = Nanoseconds::max();
     LayerSet last = all_layers(model);
+    last.insert(last.begin(), LayerId(0));
     for (int percent = 10; percent <= 150; percent += 7) {
       const cost::Cluster cluster = ranks_with(ranks, model, percent);
       const auto judged = judge(Recompute::kAuto, plan->plan, model, cluster, 4 * ranks);
