@@ -36,7 +36,7 @@ struct DecisionsOptions {
 // One step, as all ranks exchanged it.
 struct ExchangedStep {
   std::vector<cost::LayerSample> layers;  // by LayerId
-  StepStats stats = {};                   // migrate_s is 0 if no layer has moved in this group
+  StepStats stats = {};  // migrate_s is 0 if no layer has moved in this group
 };
 
 class Decisions {

@@ -22,8 +22,8 @@ class Decisions {
                                                 std::int64_t first_step);
 
   // Takes a step as the ranks exchanged it: `layers` with the fields of cost::LayerSample, `ranks`
-  // with those of control::RankFigures, `step_s` since the exchange of the step before. Returns
-  // what its record has of all ranks: `imbalance`, `bubble`, `migrate_s`.
+  // with those of control::RankFigures, `step_s` since the exchange of the step before. Returns what
+  // its record has of all ranks: `imbalance`, `bubble`, `migrate_s`.
   [[nodiscard]] Expected<Json> observe(const Json& step, const Json& plan, int frozen_layers);
   [[nodiscard]] Expected<void> announce(std::string_view what, std::int64_t step);
   // Whether to `migrate`; the fields of the event "decision" but `taken`; `moved_bytes` and `moves`

@@ -265,8 +265,7 @@ class Drawn {
                            .action_s = 1e-6 * rng_.uniform(),
                            .message_s = 1e-6 * rng_.uniform(),
                            .reduction_bytes_per_s = {}};
-    if (options_.replicas > 1)
-      step.stats.overhead.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
+    if (options_.replicas > 1) step.stats.overhead.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
     step.stats.plan_s = 1e-4 * rng_.uniform();
     step.stats.migrate_s = 1e-3 * rng_.uniform();
     return step;
