@@ -2,7 +2,7 @@
 #pragma once
 
 // Replays many cuts of one problem, with one stage a rank. A schedule depends only on the number of
-// frozen stages, so each is made and checked once.
+// frozen stages, so each is made, checked and ordered once.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,9 +16,11 @@
 #include "dynmo/plan/chain_impl.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/sim/simulate.h"
+#include "dynmo/sim/step_timer.h"
 
 namespace dynmo::plan {
 
@@ -33,7 +35,7 @@ class Replayer {
         micro_batches_(micro_batches),
         kind_(kind),
         recomputing_(recomputing),
-        checked_(cluster.ranks.size() + 1) {}
+        orders_(cluster.ranks.size() + 1) {}
 
   // Returns the step time, or nullopt if the memory does not suffice.
   Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
@@ -46,26 +48,47 @@ class Replayer {
     const auto frozen = static_cast<std::size_t>(
         std::count_if(shape.stages.begin(), shape.stages.end(),
                       [](const schedule::StageShape& stage) { return stage.frozen; }));
-    std::optional<sim::CheckedSchedule>& checked = checked_[frozen];
-    if (!checked) {
-      DYNMO_ASSIGN(const auto compute, schedule::make_schedule(kind_, shape));
-      DYNMO_ASSIGN(auto made, sim::CheckedSchedule::make(schedule::lower(compute)));
-      checked = std::move(made);
+    std::optional<Order>& order = orders_[frozen];
+    if (!order) {
+      DYNMO_ASSIGN(order, order_of(shape));
+    }
+    if (recomputing_ == nullptr && !fits(costs, order->in_flight)) {
+      return std::optional<Nanoseconds>();
     }
     ++replays_;
-    for (const auto& rank : checked->schedule().ranks) {
-      actions_ += static_cast<std::int64_t>(rank.size());
-    }
-    DYNMO_ASSIGN(const sim::SimResult result, sim::simulate(*checked, costs, cluster_));
-    if (recomputing_ == nullptr && !fits_memory(result, cluster_))
-      return std::optional<Nanoseconds>();
-    return std::optional(result.step_time);
+    actions_ += order->actions;
+    DYNMO_ASSIGN(const Nanoseconds time, order->timer.step_time(costs, cluster_));
+    return std::optional(time);
   }
 
   [[nodiscard]] std::int64_t replays() const { return replays_; }
   [[nodiscard]] std::int64_t actions() const { return actions_; }  // of all replays
 
  private:
+  struct Order {
+    sim::StepTimer timer;
+    std::vector<int> in_flight;  // by stage
+    std::int64_t actions = 0;
+  };
+
+  [[nodiscard]] Expected<Order> order_of(const schedule::PipelineShape& shape) const {
+    DYNMO_ASSIGN(const auto compute, schedule::make_schedule(kind_, shape));
+    DYNMO_ASSIGN(auto timer, sim::StepTimer::make(schedule::lower(compute)));
+    std::int64_t actions = 0;
+    for (const auto& rank : timer.schedule().ranks) actions += std::ssize(rank);
+    return Order{std::move(timer), schedule::in_flight(compute), actions};
+  }
+
+  // Returns whether the state and the most stashes of every stage fit, which is the replay's peak.
+  [[nodiscard]] bool fits(const std::vector<sim::StageCost>& costs,
+                          const std::vector<int>& in_flight) const {
+    for (std::size_t s = 0; s < costs.size(); ++s) {
+      const Bytes peak = costs[s].state + costs[s].activation * in_flight[s];
+      if (peak > cluster_.ranks[s].memory) return false;
+    }
+    return true;
+  }
+
   // Adds recomputation to the costs. Returns false if a stage does not fit.
   [[nodiscard]] bool add_recomputation(const Plan& plan, std::vector<sim::StageCost>& costs) const {
     for (std::size_t s = 0; s < costs.size(); ++s) {
@@ -83,7 +106,7 @@ class Replayer {
   int micro_batches_;
   schedule::ScheduleKind kind_;
   const internal::Chain* recomputing_;
-  std::vector<std::optional<sim::CheckedSchedule>> checked_;  // by frozen stages
+  std::vector<std::optional<Order>> orders_;  // by frozen stages
   std::int64_t replays_ = 0;
   std::int64_t actions_ = 0;
 };

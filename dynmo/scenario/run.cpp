@@ -329,10 +329,8 @@ class Run {
     if (autonomous()) DYNMO_TRY(replan());
     const bool traced = step_ >= scenario().training.steps - options_.trace_steps;
     const plan::LayerSet& again = left_ ? costs_.recomputed_by_left : costs_.recomputed;
-    std::optional<cost::ModelCost> with_again;
-    if (!again.empty()) with_again = plan::recomputed(costs_.model, again);
     DYNMO_ASSIGN(const StepMeasure* measure,
-                 replayer_.step(step_plan(), with_again ? *with_again : costs_.model,
+                 replayer_.step(step_plan(), costs_.model, again,
                                 traced ? Timelines::kKept : Timelines::kLeftOut));
     count(*measure);
     if (others_) DYNMO_TRY(others_->add(costs_.model));
