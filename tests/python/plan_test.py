@@ -179,6 +179,7 @@ class BadInput(Case):
             ("device", LLAMA, {"ranks": 2}),
             ("device goes with", UNEVEN, {"ranks": 2, "device": "h100"}),
             ("slack goes with pack", UNEVEN, {"ranks": 2, "slack": 0.5}),
+            ("evaluations goes with balancer='search'", UNEVEN, {"ranks": 2, "balancer": "optimal", "evaluations": 9}),
             ("head_room is 1", UNEVEN, {"ranks": 2, "head_room": 1.0}),
             ("memory", UNEVEN, {"ranks": 2, "memory": "80 apples"}),
             ("current", UNEVEN, {"ranks": 1, "current": dynmo.plan(profile([1e-3]), 1)}),
