@@ -35,7 +35,7 @@ SIZES = {
     "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "state_size": 8, "mamba_n_groups": 1, "mamba_dt_rank": 4, "time_step_rank": 4,
     "query_pre_attn_scalar": 8, "lru_width": 32, "attention_window_size": 8, "use_mamba_kernels": False, "mamba_ngroups": 1,
     "n_mamba_heads": 1, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "rotary_dim": 4, "n_mlp": 48, "d_kv": 8,
-    "num_codebooks": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 0,
+    "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "num_codebooks": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 0,
     "intermediate_size_mlp": 48, "attention_chunk_size": 4, "global_head_dim": 8, "mamba_expand": 2, "expand": 2,
     # Special tokens lie in the vocabulary.
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -60,6 +60,8 @@ def config_of(kind):
             given[key] = [kinds[index % len(kinds)] for index in range(BLOCKS)]
     if "kv_lora_rank" in known and "num_key_value_heads" in known:
         given["num_key_value_heads"] = given.get("num_attention_heads", 4)
+    if "shared_intermediate_size" in known and "layer_types" in known:
+        given["layer_types"] = ["mamba", "attention"] * (BLOCKS // 2)
     if "attn_layer_indices" in known:
         given["attn_layer_indices"] = [1, 3]
     if "is_decoder" in known:
@@ -93,16 +95,25 @@ def optimizer_of(model):
 
 
 
-def loop(kind):
-    """Losses and weights of the model's own loop."""
+def loop(kind, seed=None):
+    """Losses and weights of the model's own loop. With a seed, random numbers are those of dynmo.torch on any cut."""
     import torch
 
+    from dynmo.torch.decoder import Decoder
+    from dynmo.torch.step import seed_for
+
     model = make(kind)
+    run = Decoder(model).whole if seed is not None else None
     optimizer, losses = optimizer_of(model), []
     for step in range(STEPS):
         total = torch.zeros(())
         for part in range(MICRO_BATCHES):
-            loss = model(**{name: value[part : part + 1] for name, value in batch_of(step).items()}).loss / MICRO_BATCHES
+            batch = {name: value[part : part + 1] for name, value in batch_of(step).items()}
+            if run is not None:
+                loss = run(batch, lambda layer, step=step, part=part: torch.manual_seed(seed_for(seed, layer, step, part)))
+            else:
+                loss = model(**batch).loss
+            loss = loss / MICRO_BATCHES
             loss.backward()
             total = total + loss.detach()
         losses.append(total.item())
@@ -131,7 +142,7 @@ def pipeline(kind):
         if step in (2, 6):
             pipe.move_to(random_plan(draw, len(pipe.layers)))
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.device.type != "meta"}
-    return losses, weights, len(pipe._split.carried) if hasattr(pipe._split, "carried") else 0
+    return losses, weights, len(set(pipe._split.carried.values())), pipe._seed
 
 
 def one(kind, say):
@@ -148,7 +159,9 @@ def one(kind, say):
     except Exception as error:
         return "no loop", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     try:
-        losses, weights, carried = pipeline(kind)
+        losses, weights, carried, seed = pipeline(kind)
+        if seed is not None:
+            wanted_losses, wanted = loop(kind, seed)
     except dynmo.BadInputError as error:
         return "refused", str(error)
     except Exception as error:
@@ -162,7 +175,7 @@ def one(kind, say):
     gathered = [None] * RANKS
     dist.all_gather_object(gathered, sorted(weights))
     missing = set(wanted) - {name for names in gathered for name in names}
-    return ("differs", f"no rank has {min(missing)}") if missing else ("equal", f"{carried} carried" if carried else "")
+    return ("differs", f"no rank has {min(missing)}") if missing else ("equal", ", ".join([*([f"{carried} carried"] if carried else []), *(["keyed random numbers"] if seed is not None else [])]))
 
 
 def rank_main(kinds, folder):

@@ -46,6 +46,13 @@ def _check_shape(index: int, hidden: Tensor, result: Tensor) -> None:
         )
 
 
+def _hidden_of(index: int, output: Any) -> Tensor:
+    result = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(result, Tensor):
+        raise BadInputError(f"block {index} gives a {type(result).__name__}, wanted the hidden tensor")
+    return result
+
+
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     """The list of blocks, and its name."""
     config = getattr(model, "config", None)
@@ -111,9 +118,9 @@ class Decoder:
         def block_leaves(index: int) -> Callable[..., None]:
             def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
                 phase[0] = "behind"
-                self._outputs[index] = len(output) if isinstance(output, tuple) else 0
+                self._outputs[index] = len(output) if isinstance(output, (tuple, list)) else 0
                 given = (arguments, named)
-                _check_shape(index, at(given, hidden_path(given)), output[0] if isinstance(output, tuple) else output)
+                _check_shape(index, at(given, hidden_path(given)), _hidden_of(index, output))
 
             return note
 
@@ -293,9 +300,7 @@ class Decoder:
         by = {path: values[name] for (block, path), name in self.carried.items() if block == index}
         arguments, named = with_tensors(notes.arguments[index], {notes.places[index]: hidden, **by})
         output = self._real[index](*arguments, **named)
-        result = output[0] if isinstance(output, tuple) else output
-        if not isinstance(result, Tensor):
-            raise BadInputError(f"block {index} gives a {type(result).__name__}, wanted the hidden tensor")
+        result = _hidden_of(index, output)
         _check_shape(index, hidden, result)
         return {HIDDEN: result, **{spec.name: values[spec.name] for spec in context.boundaries[index + 1][1:]}}
 

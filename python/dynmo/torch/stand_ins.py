@@ -68,7 +68,9 @@ class FrontStandIn(_StandIn):
         self.place = nn.Parameter(torch.zeros(1, dtype=first.dtype), requires_grad=False)
 
     def forward(self, *arguments: Any, **named: Any) -> Tensor:
-        given = next(value for value in (*arguments, *named.values()) if isinstance(value, Tensor))
+        given = next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
+        if given is None:
+            raise BadInputError(f"model: {type(self._module).__name__} in front of the blocks is given no tensor, wanted an embedding")
         shape = given.shape[:-1] if given.is_floating_point() else given.shape
         return torch.zeros(*shape, self._width, dtype=self._dtype, device=given.device)
 
