@@ -20,17 +20,17 @@ namespace dynmo::sim {
 // Not thread-safe: it keeps the times of the last replay to save allocations.
 class StepTimer {
  public:
-  // kBadInput as simulate() says of the schedule.
+  // Checks and orders a schedule. Returns the kBadInput of simulate() for it.
   [[nodiscard]] static Expected<StepTimer> make(schedule::Schedule lowered);
 
   // Returns SimResult::step_time of simulate(), and its errors. Messages that queue for network
-  // cards have no fixed order; with such links it calls simulate().
+  // cards have no fixed order. With such links it calls simulate().
   [[nodiscard]] Expected<Nanoseconds> step_time(std::span<const StageCost> stages,
                                                 const cost::Cluster& cluster);
   [[nodiscard]] const schedule::Schedule& schedule() const { return checked_.schedule(); }
 
  private:
-  // A compute action. Numbers of actions count from 1 in the order of the pass; 0 is the start.
+  // A compute action. Actions count from 1 in the order of the pass, and 0 is the start.
   struct Compute {
     std::uint32_t before = 0;    // the action before it on its rank
     std::uint32_t sent = 0;      // the one on whose end the message that it awaits is sent

@@ -73,7 +73,7 @@ TEST(MemoryLadder, NoSearchedStepGrowsWithMemoryNorIsAboveNoneOrAll) {
   }
 }
 
-// Of one plan with several stages a rank no step is longer with more memory.
+// The step of a plan with several stages a rank is no longer with more memory.
 TEST(MemoryLadder, SetsOfSeveralStagesShrinkAsMemoryGrows) {
   int shrunk = 0;
   for (std::uint64_t seed = 0; seed < samples(60U); ++seed) {
