@@ -46,6 +46,8 @@ class JsonObject {
   [[nodiscard]] std::vector<JsonObject> objects(const std::string& key);
   [[nodiscard]] std::optional<JsonObject> object(const std::string& key);  // nullopt if absent
   void ignore(const std::string& key);                                     // known, not needed
+  // Returns the value below `key`, or nullptr if it is absent.
+  [[nodiscard]] const Json* value(const std::string& key) { return find(key); }
   // Checks `"format": format`.
   void expect_format(std::string_view format);
 
@@ -53,6 +55,8 @@ class JsonObject {
   void fail(const std::string& key, std::string_view message);
   // The first fault, else an error for the first key nobody asked for.
   [[nodiscard]] Expected<void> finish() const;
+  // Takes over the fault of finishing an object below this one.
+  void take_fault(const JsonObject& inner);
 
  private:
   const Json* find(const std::string& key);
