@@ -12,6 +12,7 @@
 #include "dynmo/plan/diffusion.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/place.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/plan/traffic.h"
 #include "tests/plan/baselines.h"
 
@@ -50,21 +51,30 @@ void balance_chain(benchmark::State& state, Balancer balancer) {
   state.counters["bottleneck/ideal"] = slowest * static_cast<double>(times.size()) / sum;
 }
 
-// Half blocks of two kinds, or of unlike ones, at 45 % of what the first rank of an even 1F1B cut
-// saves.
-void recomputing_chain(benchmark::State& state, bool unlike) {
-  cost::ModelCost model = random_model(static_cast<int>(state.range(0)));
-  std::int64_t saved = 0;
+// Half blocks of two kinds, or of unlike ones.
+cost::ModelCost half_blocks(int layers, bool unlike) {
+  cost::ModelCost model = random_model(layers);
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
     cost::LayerCost& layer = model.layers[i];
     if (!unlike)
       layer.forward_s = layer.backward_input_s = layer.backward_weight_s = i % 2 == 0 ? 6e-4 : 1e-3;
     layer.activation_bytes = Bytes{static_cast<std::int64_t>(layer.forward_s * 1.4e10)};
     layer.boundary_bytes = Bytes{1 << 20};
-    saved += layer.activation_bytes.value;
   }
+  return model;
+}
+
+// `percent` of what the first rank of an even 1F1B cut saves.
+cost::Cluster ranks_with(int ranks, const cost::ModelCost& model, int percent) {
+  std::int64_t saved = 0;
+  for (const cost::LayerCost& layer : model.layers) saved += layer.activation_bytes.value;
+  return cost::equal_ranks(ranks, Bytes{saved * percent / 100});
+}
+
+void recomputing_chain(benchmark::State& state, bool unlike) {
+  const cost::ModelCost model = half_blocks(static_cast<int>(state.range(0)), unlike);
   const auto ranks = static_cast<int>(state.range(1));
-  const cost::Cluster cluster = cost::equal_ranks(ranks, Bytes{saved * 45 / 100});
+  const cost::Cluster cluster = ranks_with(ranks, model, 45);
   const BalanceProblem problem{.model = model,
                                .cluster = cluster,
                                .micro_batches = kMicroBatches,
@@ -80,6 +90,28 @@ void recomputing_chain(benchmark::State& state, bool unlike) {
   double work = 0;
   for (const double layer : cost::layer_work_s(model, kMicroBatches)) work += layer;
   state.counters["bottleneck/ideal"] = judged->evaluation.bottleneck_s * ranks / work;
+}
+
+// A whole proposal, as a live decision asks for it, by percent of memory.
+void recomputing_proposal(benchmark::State& state, bool unlike, schedule::ScheduleKind kind,
+                          Balancer balancer) {
+  const cost::ModelCost model = half_blocks(static_cast<int>(state.range(0)), unlike);
+  const cost::Cluster cluster =
+      ranks_with(static_cast<int>(state.range(1)), model, static_cast<int>(state.range(2)));
+  const BalanceProblem problem{.model = model,
+                               .cluster = cluster,
+                               .micro_batches = kMicroBatches,
+                               .schedule = kind,
+                               .recompute = Recompute::kAuto};
+  Proposal proposal;
+  for (auto _ : state) {
+    proposal = propose(balancer, problem).value();
+    benchmark::DoNotOptimize(proposal.plan.stages.data());
+  }
+  DYNMO_CHECK(!proposal.recomputed.empty() || state.range(2) >= 100,
+              "memory that asks for recomputation");
+  state.counters["step/ideal"] =
+      proposal.evaluation.step_time_s / proposal.evaluation.ideal_step_time_s;
 }
 
 // The same for a search that came before (tests/plan/baselines.h).
@@ -188,6 +220,24 @@ BENCHMARK(diffusion)->Apply(shapes);
 BENCHMARK(placing)->Arg(8)->Arg(64)->Arg(256)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(recomputing_chain, two_kinds, false)->Args({64, 8})->Args({128, 16});
 BENCHMARK_CAPTURE(recomputing_chain, unlike, true)->Args({64, 8})->Args({128, 16});
+void proposal_shapes(benchmark::internal::Benchmark* benchmark) {
+  for (const int percent : {25, 45, 85}) benchmark->Args({128, 16, percent});
+  benchmark->Unit(benchmark::kMillisecond);
+}
+BENCHMARK_CAPTURE(recomputing_proposal, two_kinds, false, schedule::ScheduleKind::k1F1B,
+                  Balancer::kOptimal)
+    ->Apply(proposal_shapes);
+BENCHMARK_CAPTURE(recomputing_proposal, unlike, true, schedule::ScheduleKind::k1F1B,
+                  Balancer::kOptimal)
+    ->Apply(proposal_shapes);
+BENCHMARK_CAPTURE(recomputing_proposal, zb_h1, true, schedule::ScheduleKind::kZbH1,
+                  Balancer::kOptimal)
+    ->Apply(proposal_shapes);
+BENCHMARK_CAPTURE(recomputing_proposal, zb_v, true, schedule::ScheduleKind::kZbV, Balancer::kVPair)
+    ->Apply(proposal_shapes);
+BENCHMARK_CAPTURE(recomputing_proposal, interleaved, true, schedule::ScheduleKind::kInterleaved,
+                  Balancer::kOptimal)
+    ->Apply(proposal_shapes);
 BENCHMARK_CAPTURE(baseline_chain, deepspeed, baseline::deepspeed)
     ->Args({32, 8})
     ->Args({128, 16})

@@ -107,6 +107,21 @@ const std::string_view @variable@ = R"embedded(@text@)embedded";
   set_source_files_properties("${source}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
+# dynmo_add_version(TARGET): puts dynmo::kVersion into a program, the version and the commit of the checkout. It is written at
+# each build, so that a commit compiles one small file. The source that uses it declares it extern.
+function(dynmo_add_version target)
+  set(source "${CMAKE_BINARY_DIR}/version/version.cpp")
+  if(NOT TARGET dynmo_version_source)
+    add_custom_target(dynmo_version_source BYPRODUCTS "${source}" VERBATIM
+      COMMAND "${CMAKE_COMMAND}" -DSOURCE=${CMAKE_SOURCE_DIR} -DVERSION=${PROJECT_VERSION} -DOUT=${source}
+              -P "${CMAKE_SOURCE_DIR}/cmake/write_version.cmake"
+      COMMENT "Looking for the commit")
+  endif()
+  add_dependencies(${target} dynmo_version_source)
+  target_sources(${target} PRIVATE "${source}")
+  set_source_files_properties("${source}" PROPERTIES GENERATED ON SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
+
 # What nearly every source of dynmo::core includes takes longer to parse than the rest. The tidy preset and the headers' own
 # test do without, so that each file still includes what it uses.
 function(dynmo_precompile_core target)

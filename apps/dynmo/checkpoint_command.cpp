@@ -50,7 +50,8 @@ Expected<int> inspect(const CheckpointFlags& flags) {
   return 0;
 }
 
-// Those of a run that are damaged and newer than the one that verifies, then that one.
+// Reports the damaged checkpoints of a run that are newer than the newest valid one, and then that
+// one.
 Expected<int> verify(const CheckpointFlags& flags) {
   std::vector<Error> passed;
   DYNMO_ASSIGN(const checkpoint::VerifiedCheckpoint found,

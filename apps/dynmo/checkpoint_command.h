@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo checkpoint inspect | verify | export-hf`.
+// Adds `dynmo checkpoint inspect | verify | export-hf`.
 void add_checkpoint_command(CLI::App& app, Command& chosen);
 
 }  // namespace dynmo::app

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How the subcommands plug into main: each `add_..._command(app, chosen)` adds its options to
-// `app`, and its callback sets `chosen` while CLI11 parses; main runs it afterwards. Nothing is
-// done while flags are still being read, and main alone turns errors into messages and exit codes.
+// The interface between subcommands and main. Each `add_..._command(app, chosen)` adds its options
+// to `app`. Its callback sets `chosen` while CLI11 parses, and main runs it afterwards. Nothing is
+// done before all flags are read. Only main converts errors into messages and exit codes.
 
 #include <CLI/App.hpp>
 #include <functional>
@@ -11,22 +11,27 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dynmo/core/expected.h"
 
+namespace dynmo {
+extern const std::string_view kVersion;  // with the commit (cmake/write_version.cmake)
+}
+
 namespace dynmo::app {
 
-// Runs a command whose flags are parsed: its exit code (core/expected.h has their list), or the
+// Runs a command whose flags are parsed. Returns its exit code (listed in core/expected.h), or the
 // error that main prints.
 using Command = std::function<Expected<int>()>;
 
-// Has main run `run(*flags)` once `command` is parsed.
+// Makes main call `run(*flags)` after `command` is parsed.
 template <typename Flags, typename Run>
 void run_when_parsed(CLI::App* command, Command& chosen, std::shared_ptr<Flags> flags, Run run) {
   command->callback([flags, run, &chosen] { chosen = [flags, run] { return run(*flags); }; });
 }
 
-// A flag and what it acts with.
+// A flag and its condition.
 struct FlagUse {
   std::string_view flag;
   bool given = false;
@@ -37,7 +42,16 @@ struct FlagUse {
 // Returns kBadInput for the first flag that is given and has no effect beside the others.
 [[nodiscard]] Expected<void> check_flags(std::initializer_list<FlagUse> flags);
 
-// A check for options of unsigned numbers: CLI11 reads -1 as the largest.
+// A file that a command reads or writes, and the flag that names it. An empty path is none.
+struct UsedFile {
+  std::string_view flag;
+  std::string path;
+};
+
+// Returns kBadInput if two of the files are one, so that no input is overwritten.
+[[nodiscard]] Expected<void> check_one_use(const std::vector<UsedFile>& files);
+
+// Checks options of unsigned numbers, because CLI11 reads -1 as the largest one.
 inline std::string not_negative(const std::string& text) {
   return text.starts_with('-') ? text + " is below 0, wanted a whole number of at least 0" : "";
 }

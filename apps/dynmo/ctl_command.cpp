@@ -49,8 +49,9 @@ Expected<elastic::Reply> ask_at(const elastic::ControlEndpoint& leader, const Ct
   return reply;
 }
 
-// A leader that leaves says so of what it was asked for and has not begun, and where the next one
-// is, which is asked for it then. Who comes later finds that one's job file.
+// Sends a request to the leader. A leaving leader refuses requests that it has not begun, and names
+// the next leader. The request is then sent there. Later clients find the job file of the next
+// leader.
 Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
   DYNMO_ASSIGN(elastic::ControlEndpoint leader, elastic::find_leader(flags.run, flags.secret));
   while (true) {

@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo ctl`: asks and commands a run that goes on (docs/elasticity.md).
+// Adds `dynmo ctl`, which queries and controls an active run (docs/elasticity.md).
 void add_ctl_command(CLI::App& app, Command& chosen);
 
 }  // namespace dynmo::app

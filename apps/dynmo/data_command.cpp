@@ -2,6 +2,7 @@
 #include "apps/dynmo/data_command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -128,7 +129,8 @@ Error with_flag(Error error) {
   for (const auto& [option, flag] : {std::pair("validation", "--held-out"),
                                      {"jobs", "--jobs"},
                                      {"vocabulary", "--vocabulary"},
-                                     {"algorithm", "--algorithm"}}) {
+                                     {"algorithm", "--algorithm"},
+                                     {"text_key", "--text-key"}}) {
     const std::string prefix = fmt::format("{} is ", option);
     if (error.message.starts_with(prefix)) {
       error.message = fmt::format("{} is {}", flag, error.message.substr(prefix.size()));
@@ -143,7 +145,24 @@ Error with_flag(Error error) {
   return error;
 }
 
+Expected<void> check_effects(const PrepareFlags& flags) {
+  const data::PrepareOptions& given = flags.options;
+  const data::PrepareOptions standard;
+  const bool draws = given.validation > 0 || given.tokenizer == data::kSentencePieceTokenizer;
+  std::error_code fault;
+  const bool lists = std::ranges::any_of(flags.paths, [&](const std::filesystem::path& path) {
+    return !std::filesystem::exists(path, fault) || std::filesystem::is_directory(path, fault);
+  });
+  return check_flags({
+      {"--seed", given.seed != standard.seed, draws, "a --held-out above 0"},
+      {"--text-key", given.text_key != standard.text_key, flags.format != "text",
+       "--format jsonl or auto"},
+      {"--extensions", given.endings != standard.endings, lists, "a folder as one of the paths"},
+  });
+}
+
 Expected<int> run_prepare(PrepareFlags flags) {
+  DYNMO_TRY(check_effects(flags));
   if (flags.vocabulary) {
     if (flags.options.tokenizer != data::kSentencePieceTokenizer) {
       return make_error(
@@ -318,6 +337,10 @@ Expected<Inspected> open_inspected(const InspectFlags& flags) {
 }
 
 Expected<int> run_inspect(const InspectFlags& flags) {
+  DYNMO_TRY(check_flags({
+      {"--ids", flags.ids, !flags.json, "no --json, which has them,"},
+      {"--tokenizer", !flags.tokenizer.empty(), flags.json || !flags.ids, "no --ids"},
+  }));
   DYNMO_ASSIGN(const Inspected inspected, open_inspected(flags));
   DYNMO_ASSIGN(const std::vector<std::int32_t> document,
                document_of(inspected.shards, flags.document));

@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo data prepare PATH... --out DIR`.
+// Adds `dynmo data prepare PATH... --out DIR`.
 void add_data_command(CLI::App& app, Command& chosen);
 
 }  // namespace dynmo::app

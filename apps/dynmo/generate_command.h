@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo generate RUN|CHECKPOINT --prompt TEXT`.
+// Adds `dynmo generate RUN|CHECKPOINT --prompt TEXT`.
 void add_generate_command(CLI::App& app, Command& chosen);
 
 }  // namespace dynmo::app

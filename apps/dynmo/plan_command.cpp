@@ -34,30 +34,23 @@ Expected<void> write_schedule(const std::string& path, const plan::Plan& plan,
   return write_file_durably(path, schedule::write_csv(actions));
 }
 
-// Nothing that is read or written is overwritten by something else.
-Expected<void> check_outputs(const PlanFlags& flags) {
-  std::vector<std::pair<std::string_view, std::string>> used;
-  for (const auto& [name, path] :
-       {std::pair<std::string_view, const std::optional<std::string>&>{"PROFILE", flags.profile},
-        {"--model", flags.model},
-        {"--config", flags.config},
-        {"--cluster", flags.cluster},
-        {"--out", flags.out},
-        {"--trace", flags.trace},
-        {"--schedule-csv", flags.schedule_csv}}) {
-    if (!path) continue;
-    for (const auto& [other, taken] : used) {
-      if (!is_same_file(taken, *path)) continue;
-      return make_error(ErrorCode::kBadInput, "{} and {} are both '{}': name another file", other,
-                        name, *path);
-    }
-    used.emplace_back(name, *path);
-  }
-  return {};
+Expected<void> check_files(const PlanFlags& flags) {
+  const auto path = [](const std::optional<std::string>& given) { return given.value_or(""); };
+  DYNMO_TRY(check_one_use({{"PROFILE", path(flags.profile)},
+                           {"--model", path(flags.model)},
+                           {"--config", path(flags.config)},
+                           {"--cluster", path(flags.cluster)},
+                           {"--out", path(flags.out)},
+                           {"--trace", path(flags.trace)},
+                           {"--schedule-csv", path(flags.schedule_csv)}}));
+  // The new plan may take the place of the old one.
+  return check_one_use({{"--from", path(flags.from)},
+                        {"--trace", path(flags.trace)},
+                        {"--schedule-csv", path(flags.schedule_csv)}});
 }
 
 Expected<int> run_plan(const PlanFlags& flags) {
-  DYNMO_TRY(check_outputs(flags));
+  DYNMO_TRY(check_files(flags));
   DYNMO_ASSIGN(const plan::Question question, read_question(flags));
   StatusLine line;
   if (question.balancer == plan::Balancer::kSearch) line.show("searching for a plan ...");

@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo plan (PROFILE.json | --model CONFIG.json ...) (--ranks N | --cluster CLUSTER.json)`.
+// Adds `dynmo plan (PROFILE.json | --model CONFIG.json ...) (--ranks N | --cluster CLUSTER.json)`.
 void add_plan_command(CLI::App& app, Command& chosen);
 
 }  // namespace dynmo::app

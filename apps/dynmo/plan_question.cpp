@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "dynmo/cost/hugging_face.h"
 #include "dynmo/cost/transformer.h"
 #include "dynmo/data/dataset.h"
+#include "dynmo/plan/place.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/lowering.h"
 
@@ -154,6 +156,7 @@ Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
     DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(config, *flags.config));
     shape = config::transformer_shape(config, vocabulary);
     device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
+    question.size_key = "batch.micro_batch_size =";
   }
   if (flags.head_slices) shape.head_slices = *flags.head_slices;
   return plan::set_shape(question, shape, device);
@@ -186,6 +189,25 @@ Expected<void> read_cluster(const PlanFlags& flags, plan::Question& question) {
   return {};
 }
 
+// Refuses the flags that cannot change the answer to this question.
+Expected<void> check_effects(const PlanFlags& given, const plan::Question& question) {
+  const cost::Cluster& cluster = question.cluster;
+  const bool searches = question.balancer == plan::Balancer::kSearch;
+  const bool bounded = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
+    return rank.memory < cost::kUnlimitedMemory;
+  });
+  constexpr std::string_view kBounded =
+      "--memory, --device or a --cluster whose ranks have memory_bytes";
+  return check_flags({
+      {"--evaluations", given.evaluations.has_value(), searches, "--balancer search"},
+      {"--place", given.place, plan::place_matters(cluster),
+       "a --cluster of unlike ranks or links"},
+      {"--pack", given.pack, cluster.size() > 1, "more than one of --ranks"},
+      {"--head-room", given.head_room.value_or(0) > 0, bounded, kBounded},
+      {"--recompute auto", given.recompute == "auto", bounded, kBounded},
+  });
+}
+
 // The plan in force. One whose order cannot run is shown with the place where it stops.
 Expected<void> read_from(const std::string& path, plan::Question& question) {
   DYNMO_ASSIGN(const plan::Plan from, plan::read_plan(path));
@@ -204,9 +226,6 @@ Expected<plan::Question> read_question(const PlanFlags& given) {
   DYNMO_TRY(check_sources(flags));
   DYNMO_TRY(check_numbers(flags));
   DYNMO_ASSIGN(const config::Config config, take_config(flags));
-  DYNMO_TRY(check_flags(
-      {{"--head-room", flags.head_room.has_value(), flags.memory || flags.cluster || flags.device,
-        "--memory, --cluster or --device"}}));
   plan::Question question;
   DYNMO_ASSIGN(question.balancer, plan::parse_balancer(flags.balancer.value_or(kBalancer)));
   if (const std::string schedule = flags.schedule.value_or(kSchedule); schedule != "auto") {
@@ -226,6 +245,7 @@ Expected<plan::Question> read_question(const PlanFlags& given) {
     question.recompute = *recompute;
   }
   DYNMO_TRY(read_cluster(flags, question));
+  DYNMO_TRY(check_effects(given, question));
   if (flags.from) DYNMO_TRY(read_from(*flags.from, question));
   return question;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The question that `dynmo plan` answers, read from its flags and the files that they name.
+// The question that `dynmo plan` answers, read from its flags and their files.
 
 #include <cstdint>
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace dynmo::app {
 
-// Defaults of a plan: they hold where neither a flag nor a config says otherwise.
+// Defaults of a plan, if neither a flag nor a config sets a value.
 inline constexpr std::int64_t kMicroBatches = 32;
 inline constexpr const char* kBalancer = "search";
 inline constexpr const char* kSchedule = "auto";
@@ -44,7 +44,7 @@ struct PlanFlags {
   bool json = false;
 };
 
-// kBadInput naming the flag or the file.
+// Reads the question. Returns kBadInput with the flag or the file.
 [[nodiscard]] Expected<plan::Question> read_question(const PlanFlags& flags);
 
 }  // namespace dynmo::app

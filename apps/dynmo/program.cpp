@@ -24,6 +24,7 @@
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/exception_error.h"
 #include "dynmo/core/file_system.h"
+#include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
 
 namespace dynmo::app {
@@ -91,6 +92,9 @@ std::string explain_value(const std::string& text) {
     std::string names = text.substr(list + 9, text.rfind('}') - list - 9);
     if (const std::size_t comma = names.rfind(','); comma != std::string::npos) {
       names.replace(comma, 1, " or ");
+    }
+    for (std::size_t at = 0; (at = names.find(',', at)) != std::string::npos; at += 2) {
+      names.replace(at, 1, ", ");
     }
     return fmt::format("{} is '{}', wanted {}", text.substr(0, colon), given, names);
   }
@@ -184,7 +188,7 @@ Expected<int> print_parse_result(const CLI::App& app, const CLI::ParseError& ask
 Expected<Command> parse(int argc, char** argv,
                         const std::function<void(CLI::App&, Command&)>& add_commands) {
   CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
-  app.set_version_flag("--version", "dynmo " DYNMO_VERSION);
+  app.set_version_flag("--version", fmt::format("dynmo {}", kVersion));
   app.require_subcommand(1);
   Command chosen;
   add_commands(app, chosen);
@@ -222,8 +226,8 @@ void reserve_standard_descriptors() {
 std::atomic<void*> memory_for_the_last_line = nullptr;
 constexpr std::size_t kLastLine = std::size_t{1} << 20;
 
-// A library's own thread (SentencePiece's, say) hands on no exception: what memory it lacked is
-// said here, and the process ends as for any other error.
+// Ends the process like any other error. A thread of a library (such as SentencePiece's) cannot
+// pass on an exception, so its missing memory is reported here.
 [[noreturn]] void end_for_uncaught() {
   if (const std::exception_ptr fault = std::current_exception()) {
     try {
@@ -245,6 +249,20 @@ Expected<void> check_flags(std::initializer_list<FlagUse> flags) {
     if (!use.given || use.acts) continue;
     return make_error(ErrorCode::kBadInput, "{0} does nothing here: wanted {1} with it, or no {0}",
                       use.flag, use.wanted);
+  }
+  return {};
+}
+
+Expected<void> check_one_use(const std::vector<UsedFile>& files) {
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (std::size_t other = 0; other < i; ++other) {
+      if (files[i].path.empty() || files[other].path.empty() ||
+          !is_same_file(files[other].path, files[i].path)) {
+        continue;
+      }
+      return make_error(ErrorCode::kBadInput, "{} and {} are both '{}': name another file",
+                        files[other].flag, files[i].flag, files[i].path);
+    }
   }
   return {};
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The two programs of the command line share this file. `dynmo` has the commands that need no
-// libtorch, and starts at once; `dynmo-runtime`, which `dynmo` becomes for the others, loads
-// libtorch.
+// Common code of the two programs of the command line. `dynmo` has the commands that need no
+// libtorch, and starts at once. For the others it becomes `dynmo-runtime`, which loads libtorch.
 
 #include <CLI/App.hpp>
 #include <functional>
@@ -12,8 +11,8 @@
 
 namespace dynmo::app {
 
-// The body of main: parses the flags of the commands that `add_commands` adds, runs the chosen one
-// and returns the exit code. Prints every error, as one line.
+// Runs the body of main. Parses the flags of the commands that `add_commands` adds, runs the chosen
+// one and returns the exit code. Prints every error as one line.
 [[nodiscard]] int run_program(int argc, char** argv,
                               const std::function<void(CLI::App&, Command&)>& add_commands);
 

@@ -45,8 +45,31 @@ Expected<std::string> traffic_file(const std::string& out,
                     out);
 }
 
+// A picture of a run does not replace what the run has written.
+Expected<void> check_out(const std::vector<std::string>& runs, std::string_view flag,
+                         const std::string& out) {
+  for (const std::string& run : runs) {
+    const observe::RunFolder folder(run);
+    for (const std::filesystem::path& own :
+         {std::filesystem::path(run), folder.summary(), folder.config(), folder.events(),
+          folder.traffic(), folder.profile(), folder.cluster(), folder.trace()}) {
+      DYNMO_TRY(check_one_use({{"a file of the run", own.string()}, {flag, out}}));
+    }
+  }
+  return {};
+}
+
 Expected<void> report_traffic(const ReportFlags& flags) {
   const auto path = observe::RunFolder(flags.runs.front()).traffic();
+  std::error_code fault;
+  if (!std::filesystem::exists(path, fault)) {
+    return make_error(ErrorCode::kBadInput,
+                      "'{}' has no traffic.jsonl: wanted the folder of a run of several ranks",
+                      flags.runs.front());
+  }
+  if (!flags.traffic.empty()) {
+    DYNMO_TRY(check_out(flags.runs, "--traffic", flags.traffic.front()));
+  }
   DYNMO_ASSIGN(const auto intervals, observe::read_traffic(path));
   if (!flags.traffic.empty() && !flags.traffic.front().empty()) {
     DYNMO_ASSIGN(const std::string text, traffic_file(flags.traffic.front(), intervals));
@@ -71,6 +94,7 @@ std::filesystem::path script_path() {
 }
 
 Expected<void> report_html(const ReportFlags& flags) {
+  DYNMO_TRY(check_out(flags.runs, "--html", flags.html));
   const std::filesystem::path path = script_path();
   const auto script = read_file(path);
   if (!script) {

@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo report RUN`: what a run said at its end, its layers, its traffic. `chosen` gets it.
+// Adds `dynmo report RUN`: the final report of a run, its layers and its traffic.
 void add_report_command(CLI::App& app, Command& chosen);
 
 }  // namespace dynmo::app

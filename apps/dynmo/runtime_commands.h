@@ -25,8 +25,9 @@ inline constexpr RuntimeCommand kCheckpointCommand = {
 inline constexpr std::array kRuntimeCommands = {kTrainCommand, kGenerateCommand,
                                                 kCheckpointCommand};
 
-// Each replaces this process by `dynmo-runtime` with the same arguments, so that process id,
-// signals and descriptors stay those of `dynmo`. kBadInput where that program is not installed.
+// Adds the commands. Each replaces this process by `dynmo-runtime` with the same arguments, so that
+// process id, signals and descriptors stay those of `dynmo`. Returns kBadInput if that program is
+// not installed.
 void add_runtime_commands(CLI::App& app, char** argv, Command& chosen);
 
 }  // namespace dynmo::app

@@ -30,8 +30,8 @@ struct SimulateFlags {
   bool shares = false;
 };
 
-// On standard error: a bar on a terminal, and a line for each policy once it is done, so that one
-// sees which of them takes the time.
+// Shows progress on standard error: a bar on a terminal, and a line for each finished policy. So
+// users see which policy takes the time.
 class PolicyProgress {
  public:
   void show(const scenario::ComparisonProgress& progress) {
@@ -87,9 +87,26 @@ Expected<scenario::Comparison> compare(const scenario::Scenario& asked,
   return compared;
 }
 
+Expected<void> check_effects(const SimulateFlags& flags, const scenario::Scenario& asked) {
+  const bool replans = scenario::replans(asked);
+  const std::string_view wanted = "a policy that re-plans, such as --compare optimal,";
+  return check_flags({
+      {"--shares", flags.shares, replans, wanted},
+      {"--decisions", flags.decisions, replans, wanted},
+      {"--decisions", flags.decisions, !flags.json, "no --json, which has them,"},
+  });
+}
+
 Expected<int> run_simulate(const SimulateFlags& flags) {
   DYNMO_ASSIGN(const scenario::Scenario asked,
                scenario::read_scenario(flags.scenario, flags.settings, flags.compare));
+  DYNMO_TRY(check_effects(flags, asked));
+  DYNMO_TRY(check_one_use({{"SCENARIO", flags.scenario},
+                           {"model.config", asked.model.config},
+                           {"model.profile", asked.model.profile},
+                           {"dynamism.trace", asked.dynamism.trace},
+                           {"--trace", flags.trace},
+                           {"--load-trace", flags.load_trace}}));
   DYNMO_ASSIGN(const scenario::Comparison comparison, compare(asked, flags));
   if (!flags.trace.empty()) {
     DYNMO_TRY(write_file_durably(flags.trace, observe::trace_json(scenario::trace_of(comparison))));

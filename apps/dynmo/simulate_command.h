@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// `dynmo simulate SCENARIO.toml`: policies compared over a whole training run, without a GPU.
+// `dynmo simulate SCENARIO.toml` compares policies over a whole training run, without a GPU.
 
 #include <CLI/App.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Finds out what standard output can show, and writes to standard error.
+// Detects the abilities of standard output, and writes to standard error.
 
 #include <fmt/format.h>
 
@@ -13,36 +13,35 @@
 
 namespace dynmo::app {
 
-// Columns of the terminal, from 60 to 240; 100 where output goes elsewhere.
+// Returns the columns of the terminal, from 60 to 240, or 100 if output is not a terminal.
 [[nodiscard]] int terminal_width();
 
-// Columns of the terminal behind a descriptor as it is now; 0 where there is none.
+// Returns the current columns of the terminal behind a descriptor, or 0 if there is none.
 [[nodiscard]] int columns_now(int descriptor);
 
-// "22:31:05", local time.
+// Returns "22:31:05", the local time.
 [[nodiscard]] std::string time_of_day();
 
-// Whether the environment (LC_ALL, LC_CTYPE, LANG: the first that is set) says UTF-8.
+// Returns whether the environment (LC_ALL, LC_CTYPE, LANG: the first that is set) says UTF-8.
 [[nodiscard]] bool terminal_has_utf8();
 
-// The text with plain ASCII for the blocks and lines of charts, where the environment does not say
-// UTF-8.
+// Returns the text, with plain ASCII for the blocks and lines of charts if the environment does not
+// say UTF-8.
 [[nodiscard]] std::string for_terminal(std::string_view text);
 
-// Writes to standard error. Nobody may read there, or the disk behind it may be full: that changes
-// nothing of what a command does.
+// Writes to standard error. A closed reader or a full disk does not affect the command.
 void print_error_text(std::string_view text);
 
-// The line that a failed command ends with; returns its exit code.
+// Prints the last line of a failed command, and returns its exit code.
 int print_error(const Error& error);
 
-// "dynmo: " and a line.
+// Prints "dynmo: " and a line.
 template <typename... Args>
 void print_note(fmt::format_string<Args...> format, Args&&... args) {
   print_error_text("dynmo: " + fmt::format(format, std::forward<Args>(args)...) + "\n");
 }
 
-// A line on standard error that is written over, where that is a terminal; cleared at the end.
+// A line on standard error that is overwritten, if that is a terminal. It is cleared at the end.
 class StatusLine {
  public:
   StatusLine();
@@ -51,7 +50,7 @@ class StatusLine {
   StatusLine& operator=(const StatusLine&) = delete;
 
   [[nodiscard]] bool on_terminal() const { return on_terminal_; }
-  // Whether the last text is so old (0.1 s) that another may be shown.
+  // Returns whether the last text is old enough (0.1 s) to be replaced.
   [[nodiscard]] bool is_due() const;
   void show(std::string_view text);
   void clear();

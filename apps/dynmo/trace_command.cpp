@@ -48,6 +48,7 @@ Expected<int> run_import(const ImportFlags& flags) {
     return make_error(ErrorCode::kBadInput, "--boundary-bytes is {}, wanted 0 to {}",
                       flags.boundary_bytes, cost::kMaxBytes.value);
   }
+  DYNMO_TRY(check_one_use({{"TRACE", flags.trace.string()}, {"--out", flags.out.string()}}));
   DYNMO_ASSIGN(observe::TraceImport import, observe::read_trace(flags.trace));
   for (cost::LayerCost& layer : import.model.layers) {
     layer.boundary_bytes = Bytes{flags.boundary_bytes};

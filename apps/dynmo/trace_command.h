@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo trace import TRACE.json --out PROFILE.json`.
+// Adds `dynmo trace import TRACE.json --out PROFILE.json`.
 void add_trace_command(CLI::App& app, Command& chosen);
 
 }  // namespace dynmo::app

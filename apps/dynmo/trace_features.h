@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo trace stats`: features of loads.
+// Adds `dynmo trace stats`: features of loads.
 void add_stats_command(CLI::App& trace, Command& chosen);
 
 }  // namespace dynmo::app

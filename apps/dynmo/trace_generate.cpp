@@ -94,9 +94,9 @@ std::uint64_t snapped(std::uint64_t count, std::uint64_t to) {
   return difference <= 1e-4 * static_cast<double>(to) ? to : count;
 }
 
-// `count` things in `groups`, hardly more than one in each: how many have two decides their spread,
-// and is lost in the digits of the densities. What the spread says is meant, if it differs by as
-// little as `snapped` allows.
+// Fits `count` things in `groups`, with hardly more than one in each. The number of groups with two
+// decides their spread, and is lost in the digits of the densities. The spread decides if it
+// differs by at most `snapped`.
 std::uint64_t fitted(std::uint64_t count, std::uint64_t groups, double cv) {
   const auto ones = static_cast<double>(groups);
   if (snapped(count, groups) != groups) return count;
@@ -259,6 +259,8 @@ Expected<void> check_kind(const GenFlags& flags) {
   DYNMO_TRY(check({"--density", "--fiber-density", "--slice-density", "--fibers-cv", "--entries-cv",
                    "--fibers-imbalance", "--entries-imbalance"},
                   !alike && !flags.counts && !flags.costs, "no --counts, --costs or --like"));
+  DYNMO_TRY(check({"--slice-density"}, flags.sizes.size() > 2, "three of --sizes or more"));
+  DYNMO_TRY(check({"--scale"}, flags.counts || flags.costs || alike, "--counts or --costs"));
   DYNMO_TRY(check({"--step-s"}, flags.costs && !alike, "--costs and no --like"));
   DYNMO_TRY(check({"--tokens"}, flags.counts && !alike, "--counts and no --like"));
   return check({"--cv", "--lasting-cv", "--autocorrelation"},
@@ -267,6 +269,7 @@ Expected<void> check_kind(const GenFlags& flags) {
 
 Expected<int> run_gen(const GenFlags& flags) {
   DYNMO_TRY(check_kind(flags));
+  DYNMO_TRY(check_one_use({{"--like", flags.like.string()}, {"--out", flags.out.string()}}));
   // Both say what is wrong before a file is made.
   std::optional<tensor::CountsRequest> counts;
   std::optional<tensor::CostsRequest> costs;

@@ -7,7 +7,7 @@
 
 namespace dynmo::app {
 
-// `dynmo trace gen`: loads of given features.
+// Adds `dynmo trace gen`: loads of given features.
 void add_gen_command(CLI::App& trace, Command& chosen);
 
 }  // namespace dynmo::app

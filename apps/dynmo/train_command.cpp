@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -94,21 +95,39 @@ Expected<void> check_given_once(const TrainFlags& flags) {
   return {};
 }
 
+// All flags of keys as settings. A path may look like a number, so it is quoted.
+std::vector<std::string> settings_of(const TrainFlags& flags) {
+  std::vector<std::string> settings = flags.settings;
+  settings.insert(settings.end(), flags.keys.begin(), flags.keys.end());
+  const auto add = [&](const std::string& key, const std::string& value) {
+    settings.push_back(fmt::format("{}={}", key, value));
+  };
+  if (flags.ranks) add("pipeline.ranks", std::to_string(*flags.ranks));
+  if (flags.steps) add("train.steps", std::to_string(*flags.steps));
+  std::string data = flags.data;
+  std::string out = flags.out.value_or("");
+  if (!data.empty()) add("data.path", toml_value(&data));
+  if (flags.out) add("run.directory", toml_value(&out));
+  return settings;
+}
+
+// Whether a flag says how many ranks there are.
+bool gives_ranks(const TrainFlags& flags) {
+  return std::ranges::any_of(settings_of(flags), [](const std::string& setting) {
+    return setting.starts_with("pipeline.ranks=");
+  });
+}
+
 // File first, then all flags.
 Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::string& config_text) {
   train::TrainOptions options;
   DYNMO_TRY(config::apply_text(options.config, config_text, flags.config));
   DYNMO_TRY(check_given_once(flags));
-  std::vector<std::string> settings = flags.settings;
-  settings.insert(settings.end(), flags.keys.begin(), flags.keys.end());
-  DYNMO_TRY(config::apply_settings(options.config, settings));
-  if (flags.ranks) options.config.pipeline.ranks = *flags.ranks;
   if (flags.ranks && *flags.ranks < 1) {
     return make_error(ErrorCode::kBadInput, "-n is {}, wanted 1 rank or more", *flags.ranks);
   }
-  if (flags.steps) options.config.train.steps = *flags.steps;
-  if (!flags.data.empty()) options.config.data.path = flags.data;
-  if (flags.out) options.config.run.directory = *flags.out;
+  DYNMO_TRY(config::apply_settings(options.config, settings_of(flags)));
+  options.program = fmt::format("dynmo {}", kVersion);
   options.compare = flags.compare;
   options.resume = flags.resume == "always";
   if (flags.resume == "auto") {
@@ -214,8 +233,8 @@ Expected<int> launch(TrainFlags flags, const std::string& config_text,
   }
 }
 
-// The arguments of the ranks. A config that came through a pipe is gone once it has been read: they
-// read it from a file in memory, which this process holds as long as it waits for them.
+// Returns the arguments of the ranks. A config from a pipe can be read only once. So ranks read it
+// from a file in memory, which this process holds while it waits for them.
 Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> arguments,
                                                   const std::string& config,
                                                   const std::string& text) {
@@ -276,6 +295,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     DYNMO_ASSIGN(config_text, read_file(flags.config, kMaxTomlBytes));
   }
   DYNMO_ASSIGN(train::TrainOptions options, options_of(flags, config_text));
+  if (gives_ranks(flags)) DYNMO_TRY(train::check_asked_ranks(options.config));
   if (flags.dry_run) {
     std::optional<cost::Cluster> cluster;
     if (!flags.cluster.empty()) {

@@ -9,7 +9,8 @@
 
 namespace dynmo::app {
 
-// `dynmo train`: starts the ranks of a run, or is one of them. `arguments` is main's argv.
+// Adds `dynmo train`, which starts the ranks of a run, or is one of them. `arguments` is main's
+// argv.
 void add_train_command(CLI::App& app, const std::vector<std::string>& arguments, Command& chosen);
 
 }  // namespace dynmo::app

@@ -76,7 +76,7 @@ std::vector<TomlKey> data_keys(Config::Data& d, Config::Batch& b) {
       {"data.path", &d.path},
       {"data.validation_path", &d.validation_path, {}, {validates()}},
       {"data.vocabulary", &d.vocabulary, between(0, kLarge, "(0: that of a prepared folder)")},
-      // As many as the planner takes: each is a few actions of the schedule.
+      // The planner's limit: each micro-batch is a few actions of the schedule.
       {"batch.micro_batches", &b.micro_batches,
        between(1, 65536, "(more of a step: batch.accumulation)")},
       {"batch.micro_batch_size", &b.micro_batch_size, between(1, kLarge)},
@@ -103,12 +103,15 @@ std::vector<TomlKey> optimizer_keys(Config::Optimizer& o) {
 }
 
 std::vector<TomlKey> train_keys(Config::Train& t) {
+  // The last step is followed by one in any case.
+  const ActsIf within = when_so(t.validation_every <= t.steps,
+                                fmt::format("train.steps = {}", t.steps), "at most train.steps");
   return {
       {"train.steps", &t.steps, between(1, kLarge)},
       {"train.seed", &t.seed, at_least(0)},
       {"train.init", &t.init},
       {"train.on_nan", &t.on_nan, Names{"stop", "skip"}},
-      {"train.validation_every", &t.validation_every, steps_or_0("never")},
+      {"train.validation_every", &t.validation_every, steps_or_0("never"), {within}},
       {"train.validation_steps", &t.validation_steps, between(1, kLarge), {validates()}},
   };
 }
@@ -121,10 +124,13 @@ Expected<void> parse_schedule(std::string_view name) {
 }
 
 std::vector<TomlKey> pipeline_keys(Config::Pipeline& p) {
+  const ActsIf chosen =
+      when_so(p.schedule != "auto" || p.cut.empty(), "pipeline.cut = " + toml_value(&p.cut),
+              "no pipeline.cut with auto");
   return {
       {"pipeline.ranks", &p.ranks, between(0, 4096, "(0: the usable cores)")},
       {"pipeline.replicas", &p.replicas, between(1, 4096)},
-      {"pipeline.schedule", &p.schedule, readable_by(parse_schedule)},
+      {"pipeline.schedule", &p.schedule, readable_by(parse_schedule), {chosen}},
       {"pipeline.stages_per_rank",
        &p.stages_per_rank,
        between(1, kLarge),
@@ -212,8 +218,8 @@ Config defaults_of(const Config& config) {
   return standard;
 }
 
-// With what follows from other keys filled in, so that it means the same where defaults change, and
-// without the values of keys that have no effect.
+// Returns the config with all values that follow from other keys, so that it is independent of
+// defaults. Keys without effect have no values.
 Config resolved(Config config) {
   Config standard = defaults_of(config);
   reset_idle(keys_of(config), keys_of(standard));

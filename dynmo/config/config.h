@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The config of a run is one tree with defaults for everything. Read from TOML, then changed by
-// `--set a.b=c`; an unknown key is an error with the nearest known one; the resolved form is saved
-// with the run.
+// The config of a run is one tree with defaults for everything. It is read from TOML, then changed
+// by `--set a.b=c`. An unknown key is an error with the nearest known one. The resolved form is
+// saved with the run.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,8 +24,8 @@ namespace dynmo::config {
 struct Config {
   struct Model {
     std::string family = "llama";  // or gpt2
-    // vocabulary 0: the data's; more: with tokens that the data does not use. Positions: llama's
-    // are the longest input that an export names. Llama alone has kv_heads.
+    // vocabulary 0 means the data's. A larger one has tokens that the data does not use. For llama,
+    // positions are the longest input that an export names. Only llama has kv_heads.
     cost::DecoderShape shape = {.vocabulary = 0,
                                 .hidden = 256,
                                 .blocks = 8,
@@ -37,11 +37,11 @@ struct Config {
     double dropout = 0;
     double rope_theta = 10000;  // llama
     double norm_epsilon = 1e-5;
-    std::optional<bool> tied_embeddings = {};  // default: what the family does, true for gpt2 alone
+    std::optional<bool> tied_embeddings = {};  // default: of the family, true for gpt2 only
     std::string precision = "fp32";            // or bf16: computes in it, keeps parameters in fp32
   } model;
   struct Data {
-    // Folder made by `dynmo data prepare`; or token shards without a description, such as
+    // Folder made by `dynmo data prepare`. Or token shards without a description, such as
     // Megatron's: PREFIX of PREFIX.bin and .idx, or a folder of such pairs.
     std::string path;
     std::string validation_path;  // of such shards: held-out ones
@@ -67,26 +67,26 @@ struct Config {
   struct Train {
     std::int64_t steps = 200;
     std::int64_t seed = 1;
-    // A run, a checkpoint or a Hugging Face folder whose weights the first step starts from, with a
-    // new optimizer; its decoder must be that of [model].
+    // A run, a checkpoint or a Hugging Face folder with the initial weights. The optimizer is new.
+    // Its decoder must be that of [model].
     std::string init;
-    std::string on_nan = "stop";  // or skip: go on without the update of a step of NaN or Inf
+    std::string on_nan = "stop";         // or skip: no update in a step of NaN or Inf
     std::int64_t validation_every = 50;  // 0: never
-    std::int64_t validation_steps = 2;   // steps' worth of held-out micro-batches
+    std::int64_t validation_steps = 2;   // number of steps whose micro-batches are held out
   } train;
   struct Pipeline {
     std::int64_t ranks = 0;            // of one replica; 0: min(4, usable cores), at least 2
     std::int64_t replicas = 1;         // pipelines that train on different micro-batches
-    std::string schedule = "1f1b";     // or "auto": of the first plan, the best of all by replay
+    std::string schedule = "1f1b";     // or auto: best of all for the first plan, by replay
     std::int64_t stages_per_rank = 2;  // of interleaved
     std::string balancer = "optimal";  // of the first plan, on costs measured before the first step
-    std::vector<std::int64_t> cut;   // layers a rank; given: the first plan, whatever balancer says
-    std::string place = "hosts";     // or given: ranks keep the order in which they came
-    std::int64_t measure_steps = 4;  // forward and backward without update, for the first plan
-    bool pin = true;                 // each rank to a core of its own, where there are enough
-    std::string recompute = "none";  // or whole, or auto: as few layers as pipeline.memory needs
-    Bytes memory;                    // of a rank, for plans; 0: unlimited
-    double timeout_s = 300;          // of one message; a lost rank is noticed in seconds
+    std::vector<std::int64_t> cut;     // layers of each rank; if given, it is the first plan
+    std::string place = "hosts";       // or given: ranks keep their original order
+    std::int64_t measure_steps = 4;    // forward and backward without update, for the first plan
+    bool pin = true;                   // each rank to a separate core, if there are enough
+    std::string recompute = "none";    // or whole, or auto: as few layers as pipeline.memory needs
+    Bytes memory;                      // of a rank, for plans; 0: unlimited
+    double timeout_s = 300;            // of one message; a lost rank is noticed in seconds
   } pipeline;
   struct Balance {
     bool enabled = true;
@@ -95,15 +95,15 @@ struct Config {
     double noise_factor = 5;
     std::int64_t window = 5;  // fewest steps whose median is a layer's share
   } balance;
-  // Tables of their own; a source is found by the type of its options.
+  // Tables of the sources. A source is found by the type of its options.
   dynamism::SourceOptions sources;
   struct Checkpoint {
     std::int64_t every = 0;               // steps; 0: none
     std::int64_t keep = 2;                // newest ones kept
-    bool asynchronous = true;             // written while training goes on
-    Bytes memory{std::int64_t{2} << 30};  // a rank copies at most; the rest is written at once
+    bool asynchronous = true;             // written while training continues
+    Bytes memory{std::int64_t{2} << 30};  // maximum copy of a rank; the rest is written at once
   } checkpoint;
-  // run.device = "emulated": what the layers cost (model/emulated.h). One of the two files.
+  // Costs of layers for run.device = "emulated" (model/emulated.h). One of the two files is set.
   struct Emulated {
     std::string profile;      // "dynmo-profile-1": the same costs in every step
     std::string trace;        // "dynmo-load-trace-1": costs by step
@@ -113,20 +113,20 @@ struct Config {
   // docs/elasticity.md
   struct Elastic {
     bool enabled = false;             // ranks may leave and join while it trains
-    std::string pack = "never";       // or auto: onto fewer ranks where that costs no tokens/s
-    double pack_slack = 0;            // auto: growth of the step time that is accepted
-    std::int64_t pack_ranks = 0;      // of a replica: onto so many once costs are known; 0: none
-    std::int64_t release_after = 10;  // steps that a rank has no layers before it is released
-    std::int64_t ranks_min = 1;       // of a replica: none leaves below it
-    bool respawn = false;             // `dynmo train` starts a rank for each that is lost
-    double silence_s = 3;             // a rank without a sign of life for longer is lost
-    // Or never: a lost rank then costs the steps since a checkpoint.
+    std::string pack = "never";       // or auto: onto fewer ranks if that costs no tokens/s
+    double pack_slack = 0;            // auto: accepted growth of the step time
+    std::int64_t pack_ranks = 0;      // of a replica: packed size once costs are known; 0: none
+    std::int64_t release_after = 10;  // steps without layers before a rank is released
+    std::int64_t ranks_min = 1;       // minimum ranks of a replica after a release
+    bool respawn = false;             // `dynmo train` starts a rank for each lost one
+    double silence_s = 3;             // a rank without a heartbeat for longer is lost
+    // Or never. Then a lost rank costs the steps since a checkpoint.
     std::string snapshots = "auto";
-    double snapshot_cost = 0.01;    // auto: share of a step's time that they may take
-    std::string release_command;    // told of released ranks once they have ended; empty: none
+    double snapshot_cost = 0.01;    // auto: maximum share of a step's time
+    std::string release_command;    // called after released ranks have ended; empty: none
     double release_timeout_s = 60;  // for one call of it
-    // The leader: auto where the ranks meet; or loopback; or an address of this host, where the
-    // ranks that `dynmo train` starts meet then.
+    // The leader's address: auto (where the ranks meet), loopback, or an address of this host.
+    // Ranks that `dynmo train` starts then meet at that address.
     std::string listen = "auto";
   } elastic;
   struct Run {
@@ -137,49 +137,51 @@ struct Config {
   } run;
 };
 
-// The one list of keys, over the fields of `config`: reading, changing, checking, saving and the
-// nearest key of a message all follow it.
+// Returns the keys, the only list of them, over the fields of `config`. Reading, changing,
+// checking, saving and the nearest key of a message use it.
 [[nodiscard]] std::vector<TomlKey> keys_of(Config& config);
-// Applies a TOML file. kBadInput with file and line: unknown key, wrong type.
+// Applies a TOML file. Returns kBadInput with file and line for an unknown key or a wrong type.
 [[nodiscard]] Expected<void> apply_file(Config& config, const std::filesystem::path& path);
-// The same of its text; `origin` names it in messages.
+// Like apply_file(), for its text. `origin` names it in messages.
 [[nodiscard]] Expected<void> apply_text(Config& config, std::string_view text,
                                         std::string_view origin);
-// Applies "a.b=c" texts; the value is TOML, or a string without quotes. A key that had an effect
-// before and loses it by them goes back to its default, unless one of them names it.
+// Applies "a.b=c" texts. The value is TOML, or a string without quotes. A key that loses its effect
+// by them is reset to its default, unless one of them names it.
 [[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
-// All keys, such as "train.steps", in the order of the resolved form.
+// Returns all keys, such as "train.steps", in the order of the resolved form.
 [[nodiscard]] std::vector<std::string> key_names();
-// Ranges and combinations that no run can have, keys that are given and have no effect, sources
-// that have nothing to do in the run.
+// Checks ranges, invalid combinations, given keys without effect, and sources that have nothing to
+// do in the run.
 [[nodiscard]] Expected<void> validate(const Config& config);
-// The address of elastic.listen; "": it is none.
+// Returns the address in elastic.listen, or "" for `auto` and `loopback`.
 [[nodiscard]] std::string own_meeting_address(const Config& config);
-// Whether the layers are emulated: any output says so.
+// Returns whether the layers are emulated. Any output says so.
 [[nodiscard]] bool emulates(const Config& config);
-// Whether ranks compute on CUDA devices (c10d/cuda.h).
+// Returns whether ranks compute on CUDA devices (c10d/cuda.h).
 [[nodiscard]] bool uses_cuda(const Config& config);
-// The resolved form; apply_file reads it back to the same value. Keys without effect have their
-// defaults there.
+// Returns the resolved form, which apply_file() reads back to the same value. Keys without effect
+// have their defaults there.
 [[nodiscard]] std::string to_toml(const Config& config);
-// The shape that the formulas of cost/transformer.h want of a valid config, for data of
-// `vocabulary` tokens unless model.vocabulary is given: its sizes, ties, experts and micro-batch.
+// Returns the shape of a valid config for the formulas of cost/transformer.h: its sizes, ties,
+// experts and micro-batch. The data have `vocabulary` tokens unless model.vocabulary is set.
 [[nodiscard]] cost::TransformerShape transformer_shape(const Config& config,
                                                        std::int64_t vocabulary);
-// Micro-batches of a step: replicas x accumulation x micro_batches.
+// Returns the micro-batches of a step: replicas x accumulation x micro_batches.
 [[nodiscard]] std::int64_t step_micro_batches(const Config& config);
-// kBadInput for a key that has no effect where a run starts with so many ranks of a replica.
+// Returns kBadInput for a key that has no effect in a run with `ranks` ranks of a replica.
 [[nodiscard]] Expected<void> check_ranks(const Config& config, int ranks);
-// Ranks of one replica where `world` ranks were started. kBadInput where replicas do not divide it.
+// Returns the ranks of one replica if `world` ranks were started. Returns kBadInput if replicas do
+// not divide them.
 [[nodiscard]] Expected<int> pipeline_ranks(const Config& config, int world);
-// Digest text of what decides the numbers of a run (model, data, micro-batches of a step and their
-// size, optimizer, train.seed/steps, tables of the enabled sources): a checkpoint continues only a
-// run with an equal one. The number of ranks, cuts and balancing are not part of it; nor is how the
-// micro-batches of a step are grouped in replicas, or whether the device is cpu or cuda, which
-// change the last bits.
+// Returns the digest text of all settings that determine the numbers of a run. A checkpoint
+// continues only a run with an equal one. They are model, data, micro-batches of a step and their
+// size, optimizer, train.seed/steps, and tables of the enabled sources.
+//
+// The number of ranks, cuts and balancing are not included. Settings that change only the last bits
+// are not, either. These are cpu or cuda, and the grouping of a step's micro-batches in replicas.
 [[nodiscard]] std::string identity(const Config& config);
-// The first of those that differs between the config of a run and that of its checkpoint:
-// "train.seed is 4, the run's is 3"; "" where none does.
+// Returns the first difference between the identities of a run's config and its checkpoint, or "".
+// An example is "train.seed is 4, the run's is 3".
 [[nodiscard]] std::string first_difference(const Config& given, const Config& saved);
 
 }  // namespace dynmo::config

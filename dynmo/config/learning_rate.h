@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The learning rate as a function of the step: linear warm-up, then one of three ways down. A
-// function, not an object with a state: a resumed run or a new rank needs nothing but the step.
+// The learning rate as a function of the step: linear warm-up, then one of three decays. It is a
+// function without state: a resumed run or a new rank needs only the step.
 
 #include <cstdint>
 #include <string_view>
@@ -14,10 +14,10 @@ namespace dynmo::config {
 enum class Decay {
   kCosine,  // half a cosine (Loshchilov and Hutter, "SGDR", 2017, without restarts)
   kLinear,
-  kWsd,  // warm-up, stable, decay: the peak, then a line down at the end (Hu et al., "MiniCPM",
-         // 2024)
+  // Warm-up, stable, decay: the peak, then a linear decay at the end (Hu et al., "MiniCPM", 2024).
+  kWsd,
 };
-// "cosine", "linear", "wsd".
+// Parses "cosine", "linear" or "wsd".
 [[nodiscard]] Expected<Decay> parse_decay(std::string_view name);
 
 struct LearningRateOptions {
@@ -29,13 +29,13 @@ struct LearningRateOptions {
   double decay_share = 0.2;  // kWsd: of the steps after warm-up, at the end
 };
 
-// kBadInput unless 0 <= minimum <= peak, 0 <= warmup_steps <= total_steps, total_steps >= 1,
-// 0 < decay_share <= 1.
+// Checks the options. They need 0 <= minimum <= peak, 0 <= warmup_steps <= total_steps, total_steps
+// >= 1 and 0 < decay_share <= 1. Returns kBadInput.
 [[nodiscard]] Expected<void> validate(const LearningRateOptions& options);
 
-// Returns the learning rate of step 0, 1, ...: peak x (step + 1) / warmup_steps up to peak at step
-// warmup_steps - 1, then down to minimum at total_steps. Never 0 in the first step. Requires step
-// >= 0.
+// Returns the learning rate of step 0, 1, .... It is peak x (step + 1) / warmup_steps up to peak at
+// step warmup_steps - 1. Then it falls to minimum at total_steps. It is never 0 in the first step.
+// Requires step >= 0.
 [[nodiscard]] double learning_rate(const LearningRateOptions& options, std::int64_t step);
 
 }  // namespace dynmo::config

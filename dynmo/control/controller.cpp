@@ -178,9 +178,9 @@ std::map<Rank, Controller::RankWork> Controller::rank_work(const Boundary& now,
   return ranks;
 }
 
-// Whether another plan may be made although the last ones led to no move: within their share of
-// the time of training; or where what the busiest rank has gained in work since the last plan,
-// beyond noise, costs more over the horizon than a plan does.
+// Returns whether another plan is affordable although the last ones led to no move. Such plans have
+// a share of the training time. More are allowed if the busiest rank's growth since the last plan,
+// beyond noise, costs more over the horizon than a plan.
 bool Controller::affords(Cause cause, const Boundary& now, const cost::ModelCost& costs) const {
   if (cause != Cause::kFound && cause != Cause::kDrift) return true;
   if (budget_.fruitless_s <= kFruitless * budget_.trained_s) return true;
@@ -196,10 +196,10 @@ bool Controller::affords(Cause cause, const Boundary& now, const cost::ModelCost
   return (after - before) * step_s * horizon_steps(cause, now.step) > charges_.plan_s;
 }
 
-// Whether the busiest rank has gained work since the last plan, as sources count it, so that a move
-// may pay now. Both times by the same rates, so that noise adds nothing. No plan gains more than
-// the last one promised and what the busiest rank has gained since; plans that gained too little
-// ask for twice the growth each.
+// Returns whether the busiest rank's counted work has grown since the last plan, so that a move may
+// pay now. Both times use the same rates, so noise adds nothing. A plan gains at most the last
+// plan's prediction and the busiest rank's growth since. Each plan with too little gain doubles the
+// required growth.
 bool Controller::counted(const Boundary& now, const cost::ModelCost& costs) const {
   const std::vector<double>& count = profiler_.work();
   if (drift_.work.size() != count.size() || observed_ == drift_.decided_at) return false;
@@ -314,13 +314,12 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   budget_.moved = decision.migrate;
   drift_.decided_at = observed_;
   if (decision.too_expensive) {
-    forgone_.a_step_s = decision.current_step_s - decision.planned_step_s;
+    forgone_.a_step_s = gain_of_step(decision);
     forgone_.cost_s = decision.cost_s;
   } else {
     forgone_.a_step_s = forgone_.sum_s = 0;
   }
-  drift_.gain_s =
-      decision.migrate ? 0 : std::max(0.0, decision.current_step_s - decision.planned_step_s);
+  drift_.gain_s = decision.migrate ? 0 : std::max(0.0, gain_of_step(decision));
   drift_.fruitless = decision.migrate ? 0 : drift_.fruitless + (decision.too_expensive ? 0 : 1);
   drift_.noisy_window = decision.within_noise ? profiler_.steps() : 0;
   drift_.stages = decision.plan.stages;
@@ -346,6 +345,8 @@ std::string Controller::why(Cause cause, const Boundary& now) const {
     case Cause::kKnown:
       if (pending_.first) return "the first costs were measured";
       return pending_.ranks ? "ranks have come or gone" : "the work has changed";
+    case Cause::kLost:
+      return kRanksLost;
     case Cause::kConfirmed:
       return "measured again since the change";
     case Cause::kFound:

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "dynmo/control/controller.h"
 #include "dynmo/control/state_json_impl.h"
+#include "dynmo/plan/balance.h"
 #include "dynmo/plan/pack.h"
 
 namespace dynmo::control {
@@ -25,13 +28,44 @@ Expected<Decision> Controller::vacate(const Boundary& now, const std::vector<Ran
   return decision;
 }
 
+Expected<AfterLoss> Controller::after_loss(const Boundary& now) {
+  AfterLoss after;
+  std::optional<Error> fault;
+  const auto costs = this->costs(now.known);
+  if (costs) {
+    auto found = control::after_loss(input(Cause::kLost, now, *costs), options_.policy);
+    if (!found && found.error().code != ErrorCode::kInfeasible) return found.error();
+    if (found) {
+      after.decision = *std::move(found);
+      remember(Cause::kLost, now, *costs, after.decision);
+      pending_.known = pending_.ranks = options_.policy.rank_use == RankUse::kFewest ||
+                                        options_.policy.balancer != plan::Balancer::kOptimal ||
+                                        now.plan.schedule != after.decision.plan.schedule;
+      return after;
+    }
+    after.fault = found.error().message;
+  }
+  const cost::ModelCost even{std::vector<cost::LayerCost>(now.known.layers.size())};
+  DYNMO_ASSIGN(const std::vector<int> cut,
+               plan::balance(plan::Balancer::kUniform, {.model = even,
+                                                        .cluster = now.cluster,
+                                                        .micro_batches = options_.micro_batches}));
+  after.decision.migrate = true;
+  after.decision.plan =
+      plan::make_plan(cut, schedule::ScheduleKind::k1F1B, now.plan.generation + 1);
+  after.decision.why = kRanksLost;
+  after.decision.reason = fmt::format("move {} to {}, the even cut, as ranks were lost",
+                                      to_string(now.plan), to_string(after.decision.plan));
+  return after;
+}
+
 std::optional<Release> Controller::release(const plan::Plan& plan, std::int64_t step) {
   std::vector<Rank> at_work = plan::ranks_at_work(plan);
   if (at_work != idle_.at_work || !idle_.since) idle_ = {.at_work = at_work, .since = step};
   const std::int64_t idle_steps = step - *idle_.since;
   if (std::ssize(at_work) == plan.ranks || idle_steps < options_.release_after) return std::nullopt;
   if (at_work.front() != Rank(0)) at_work.insert(at_work.begin(), Rank(0));
-  // As many stay as min_ranks asks for, the lowest ones.
+  // The lowest ranks stay until min_ranks is reached.
   for (Rank rank; rank.value < plan.ranks && std::ssize(at_work) < options_.min_ranks;
        ++rank.value) {
     const auto place = std::lower_bound(at_work.begin(), at_work.end(), rank);

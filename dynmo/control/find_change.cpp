@@ -19,7 +19,7 @@ constexpr std::size_t kMinOlder = 3;
 constexpr std::size_t kScatter = 8;  // older steps that tell how they scatter
 constexpr double kDeviations = 5;
 
-// A layer or a rank through the steps: logarithms of its time to the one expected.
+// A layer or a rank through the steps: logarithms of its time / the expected time.
 using Series = std::vector<double>;
 
 // Returns the difference between the newest steps of a series and the older ones.

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Whether the newest steps are of other work than the ones before: a test of new against old that
-// needs no announcement, and does not wait until a median has aged.
+// Detects that the newest steps have other work than the ones before. This test of new against old
+// needs no announcement, and does not wait for a median.
 //
-// A layer's time in a step, against its median share in the older steps, has three parts, taken
-// apart by medians in the logarithm: of the step (over the ranks), of the rank in this step (over
-// its layers), and the layer's own. So a machine that is slower is no change, and neither is a rank
-// that is slower for a moment.
-//   A layer has changed if its own part in the newest 3 steps lies on one side, beyond 5
-//   stds. The work of a rank has changed if the sum of its layers, without the step's part,
-//   does so in the newest 4: a burst of 3 steps is no change.
-// Every one of the newest steps must show at least half of it, and it must come to a share of the
-// mean rank's time that matters.
+// A layer's time in a step, relative to its median share in the older steps, has three parts. They
+// are those of the step (over the ranks), of the rank in this step (over its layers), and the
+// layer's own. Medians of the logarithm separate them. So a slower machine is no change, and
+// neither is a rank that is slower for a moment.
+//
+// A layer has changed if its own part in the newest 3 steps lies on one side, beyond 5 stds. For
+// the work of a rank, the sum of its layers without the step's part must do so in the newest 4. A
+// burst of 3 steps is no change. Each of the newest steps must show at least half of the change. It
+// must also be a relevant share of the mean rank's time.
 
 #include <deque>
 #include <optional>
@@ -22,30 +22,28 @@
 
 namespace dynmo::control {
 
-// One step.
+// The times of one step.
 struct LayerTimes {
   std::vector<double> seconds;  // by layer
   std::vector<Rank> owners;     // by layer
 };
 
-// Standard deviations of one step's value, relative, as changes from one step to the next give
-// them.
+// Relative standard deviations of one step's value, from the changes between consecutive steps.
 struct StepNoise {
   double own = 0;   // of a layer
   double rank = 0;  // of the sum of a rank's layers
 };
 
 struct FoundChange {
-  // The layer whose work differs most or, where no single layer does, the rank; and the factor.
+  // The layer whose work differs most, or the rank if no single layer does, and the factor.
   std::optional<LayerId> layer;
   std::optional<Rank> rank;
   double factor = 1;
-  // For each layer, the factor that takes a time of an older step to the new work; 1 where nothing
-  // was found.
+  // For each layer, the factor from the time of an older step to the new work. 1: no change.
   std::vector<double> factors;
-  int steps = 0;  // newest ones, which are of the new work
+  int steps = 0;  // newest ones, with the new work
 
-  // For state_json_impl.h, in which order does not matter.
+  // Lists the fields for state_json_impl.h, in any order.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit) {
     visit("layer", self.layer);
@@ -56,14 +54,14 @@ struct FoundChange {
   }
 };
 
-// `steps` from old to new, each of the same layers; nullopt below 6 of them. The std is the
-// larger one of `noise` and of what the older steps scatter around their median. `relevant`: least
-// change as a share of the mean rank's time.
+// Finds a change in `steps`, from old to new, with the same layers. Returns nullopt for fewer than
+// 6. The std is the larger one of `noise` and the spread of the older steps around their median.
+// `relevant` is the minimum change as a share of the mean rank's time.
 [[nodiscard]] std::optional<FoundChange> find_change(const std::deque<LayerTimes>& steps,
                                                      const StepNoise& noise, double relevant);
 
-// The factors of a change that was found, measured again when its `found.steps` are more: those of
-// the layers that have one. Requires more steps than these.
+// Returns the factors of a found change, measured again after further steps. They are for layers
+// that have one. Requires more steps than `found.steps`.
 [[nodiscard]] std::vector<double> measure_change(const std::deque<LayerTimes>& steps,
                                                  const FoundChange& found);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures by how much the times of layers and ranks differ from one step to the next under the
-// same plan. A slowdown common to all ranks is no noise: it moves no decision.
+// Measures the change of times of layers and ranks between consecutive steps under the same plan. A
+// slowdown of all ranks is not noise: it affects no decision.
 
 #include <cstddef>
 #include <deque>
@@ -15,29 +15,31 @@ namespace dynmo::control {
 
 class NoiseMeter {
  public:
-  // It looks back at the newest `longest` steps.
+  // Uses the newest `longest` steps.
   explicit NoiseMeter(std::size_t longest) : longest_(longest) {}
 
-  // The next step, with the ranks of its layers.
+  // Adds the next step, with the ranks of its layers.
   void add(const std::vector<cost::LayerSample>& layers, const std::vector<Rank>& owners);
-  // Each layer's work is so many times that of the newest step: a count that changes is no noise.
+  // Scales the stored shares to work that is `factors` times as large. A known change of a count is
+  // not noise.
   void scale(const std::vector<double>& factors);
-  // How much the counted work of a layer differs from that of the step before: relative, mean over
-  // the layers that have one.
+  // Adds the difference between the counted work of a layer and that of the previous step. It is
+  // relative, and the mean over the layers that have a count.
   void add_work_change(double change);
 
-  // Standard deviation of one step's value, relative: of a layer, in what it has of its own, mean
-  // over the layers; of what the layers of a rank have in common; of a layer's counted work.
+  // Returns the relative standard deviation of one step's value. For own() it is that of a layer's
+  // own part, mean over the layers. For rank() it is that of the common part of a rank's layers.
+  // For work() it is that of a layer's counted work.
   [[nodiscard]] double own() const { return own_deviation_; }
   [[nodiscard]] double rank() const { return rank_deviation_; }
   [[nodiscard]] double work() const;
 
-  // The ranks of the newest step's layers.
+  // Returns the ranks of the newest step's layers.
   [[nodiscard]] const std::vector<Rank>& owners() const { return owners_; }
   [[nodiscard]] std::vector<Rank>& owners() { return owners_; }
   [[nodiscard]] bool fits(std::size_t layers) const;
 
-  // All but the constructor's argument.
+  // Lists all members except the constructor's argument.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit) {
     visit("owners", self.owners_);
@@ -52,11 +54,11 @@ class NoiseMeter {
 
  private:
   std::size_t longest_;
-  // The newest step, to compare the next one with.
+  // The newest step, to compare with the next one.
   std::vector<Rank> owners_;
   std::vector<double> own_shares_;   // of each layer in its rank's forward time
   std::vector<double> rank_levels_;  // logarithms of the ranks' sums, mean 0
-  // Absolute differences of one step to the next.
+  // Absolute differences between consecutive steps.
   std::deque<std::vector<double>> own_changes_;  // by layer
   std::deque<double> rank_changes_;
   std::deque<double> work_changes_;

@@ -89,13 +89,6 @@ std::string gain_text(const Decision& decision) {
                      percent(gain / decision.current_step_s));
 }
 
-double gain_of_step(const Decision& decision) {
-  const double used = decision.ranks_after < decision.ranks_before
-                          ? static_cast<double>(decision.ranks_after) / decision.ranks_before
-                          : 1;
-  return decision.current_step_s - decision.planned_step_s * used;
-}
-
 int ranks_used(const plan::Plan& plan) {
   return static_cast<int>(plan::ranks_at_work(plan).size());
 }
@@ -112,8 +105,8 @@ plan::BalanceProblem problem_of(const PolicyInput& input, const PolicyOptions& o
   return problem;
 }
 
-// The step on as many ranks as there were, some of which have been released; 0 if there is no such
-// plan. A slack against the ranks that are left would be granted again with every release.
+// Returns the step on the original number of ranks, of which some have been released, or 0 if there
+// is no such plan. A slack against the remaining ranks would be granted again with every release.
 double reference_step_s(const plan::BalanceProblem& problem, const PolicyOptions& options,
                         int all_ranks) {
   if (all_ranks <= problem.cluster.size()) return 0;
@@ -186,9 +179,9 @@ Decision take(Decision decision, const Rivals& rivals, std::string reason) {
   return decision;
 }
 
-// Moving layers away from the slowest rank seems to gain even where noise alone made it the
-// slowest: of n equal values with noise the largest is about sqrt(2 ln n) standard deviations above
-// the mean. Those that noise may have put below it count: within 3 standard deviations.
+// Returns the apparent gain of moving layers away from a rank that only noise made the slowest. The
+// largest of n equal values with noise is about sqrt(2 ln n) standard deviations above the mean.
+// Ranks within 3 standard deviations count, because noise may have put them below it.
 double chance_gain_s(const PolicyInput& input, const Rivals& rivals, const Decision& decision) {
   if (input.cause == Cause::kKnown) return 0;
   const auto times =
@@ -204,6 +197,7 @@ double chance_gain_s(const PolicyInput& input, const Rivals& rivals, const Decis
 double noise_factor(Cause cause, const PolicyOptions& options) {
   switch (cause) {
     case Cause::kKnown:
+    case Cause::kLost:
     case Cause::kConfirmed:
     case Cause::kCounted:
       return options.noise_factor / 5;
@@ -293,6 +287,13 @@ void compare(Decision& decision, const Rivals& rivals, const PolicyInput& input)
 
 }  // namespace
 
+double gain_of_step(const Decision& decision) {
+  const double used = decision.ranks_after < decision.ranks_before
+                          ? static_cast<double>(decision.ranks_after) / decision.ranks_before
+                          : 1;
+  return decision.current_step_s - decision.planned_step_s * used;
+}
+
 Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options) {
   DYNMO_TRY(validate(input, options));
   DYNMO_ASSIGN(Rivals rivals, rivals_of(input));
@@ -336,6 +337,34 @@ Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kep
       to_string(rivals.plan), gain_text(decision), decision.ranks_before, decision.ranks_after,
       decision.migration.moves.size(), format_bytes(decision.migration.bytes()));
   return take(std::move(decision), rivals, std::move(reason));
+}
+
+Expected<Decision> after_loss(const PolicyInput& input, const PolicyOptions& options) {
+  DYNMO_TRY(validate(input, options));
+  plan::BalanceProblem problem = problem_of(input, options);
+  problem.current = nullptr;
+  const plan::ProposeOptions quick{.rank_order = options.propose.rank_order};
+  auto found = plan::propose(plan::Balancer::kOptimal, problem, quick);
+  if (!found && problem.schedule != schedule::ScheduleKind::k1F1B) {
+    problem.schedule = schedule::ScheduleKind::k1F1B;
+    problem.stages_per_rank = 1;
+    found = plan::propose(plan::Balancer::kOptimal, problem, quick);
+  }
+  if (!found) return found.error();
+  Decision decision;
+  decision.migrate = true;
+  decision.plan = std::move(found->plan);
+  decision.plan.generation = input.current.generation + 1;
+  decision.recomputed = std::move(found->recomputed);
+  decision.current_step_s = decision.planned_step_s = found->evaluation.step_time_s;
+  decision.imbalance_before = decision.imbalance_after = found->evaluation.imbalance;
+  decision.ranks_before = ranks_used(input.current);
+  decision.ranks_after = ranks_used(decision.plan);
+  decision.reason = fmt::format("move {} to {}, as ranks were lost: {} a step, {} -> {} ranks",
+                                to_string(input.current), to_string(decision.plan),
+                                format_seconds(decision.planned_step_s), decision.ranks_before,
+                                decision.ranks_after);
+  return decision;
 }
 
 }  // namespace dynmo::control

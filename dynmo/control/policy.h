@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// When to move. Autonomous: it acts when costs have changed by more than their noise and the gain
-// over the expected horizon exceeds the measured cost of planning and moving.
-// Deterministic, so every rank decides alike.
+// Decides when to move. It is autonomous. It acts if costs have changed by more than their noise.
+// The gain over the expected horizon must exceed the measured cost of planning and moving.
+// Deterministic, so every rank makes the same decision.
 
 #include <string>
 #include <vector>
@@ -20,45 +20,54 @@
 
 namespace dynmo::control {
 
-// Why a plan is made (controller.h).
+// The cause of a plan (controller.h).
 enum class Cause {
-  kKnown,      // the work has changed as training says, and new costs follow from those before
+  kKnown,      // training has announced a change, and new costs follow from known ones
+  kLost,       // ranks were lost
   kConfirmed,  // the work has changed, and was measured since
   kFound,      // measurements show a change
   kCounted,    // sources count other work than at the last plan
-  kWaited,     // the gain that was forgone since a move was too expensive has come to its cost
-  kDrift,      // if anything has changed, it was slowly
+  // A move was too expensive, and the gain lost since then reaches its cost.
+  kWaited,
+  kDrift,  // any change was slow
 };
 
 enum class RankUse {
-  kAll,     // plans may use every rank of the cluster
-  kFewest,  // as few as keep tokens/s within the slack (pack.h): ranks are released, and taken back
+  kAll,  // plans may use every rank of the cluster
+  // The fewest ranks that keep tokens/s within the slack (pack.h). Ranks are released, and used
+  // again.
+  kFewest,
 };
 
-// How much the predicted gain may be noise: the two step times differ by the work of the two
-// bottleneck ranks, each a sum of measured layers, so its variance is about
+// The predicted gain may be noise. The two step times differ by the work of the two bottleneck
+// ranks, each a sum of measured layers. So the variance of their difference is about
+//
 //   M^2 x (relative_noise^2 x sum over those layers of (work / speed)^2
 //        + rank_noise^2 x sum over the ranks that own them now of (their part of the difference)^2)
-// The first is what each layer has of its own, the second what the layers of a rank have in common:
-// a processor that others use, too, makes them all slower, and moving them seem to gain. It must
-// exceed, beside what choosing the slowest of noisy ranks seems to gain by chance (rank_noise x
-// sqrt(2 ln n) x T of n ranks within the noise; not where a change follows from what is known),
-// `noise_factor` stds, which is also the hysteresis: on costs that only jitter neither the
-// move nor the way back is ever worth it. For drift it is high because the proposed cut was chosen
-// from the same noisy costs, and because a run looks thousands of times. Where the work has changed
-// the gain is less likely an artefact of the noise, and there is one decision a change.
+//
+// The first term is each layer's own noise. The second is the common noise of a rank's layers. For
+// example, a processor with other load makes all of them slower, so that moving them seems to gain.
+//
+// The gain must exceed `noise_factor` stds. This is also the hysteresis: if costs only jitter,
+// neither the move nor its reversal pays. It must also exceed the gain that choosing the slowest of
+// noisy ranks shows by chance. That is rank_noise x sqrt(2 ln n) x T, for n ranks within the noise.
+// This second part is omitted if a change follows from known costs.
+//
+// For drift `noise_factor` is high. The proposed cut was chosen from the same noisy costs, and a
+// run checks thousands of times. After a change of the work, the gain is less likely an artefact of
+// the noise. There is also only one decision for each change.
 struct PolicyOptions {
   plan::Balancer balancer = plan::Balancer::kOptimal;
-  double minimum_gain = 0.01;  // least relative gain of step time worth a move; of counted work
-                               // 3/10 of it
-  double noise_factor = 5;     // least gain in stds of the predicted difference, for drift;
-                               // 3/5 of it where a change was found, or a gain has lasted; 1/5
-                               // where a change is known or counted
+  // Minimum relative gain of step time for a move. For counted work it is 3/10 of this.
+  double minimum_gain = 0.01;
+  // Minimum gain in stds of the predicted difference, for drift. It is 3/5 of this if a change was
+  // found or a gain has lasted. It is 1/5 if a change is known or counted.
+  double noise_factor = 5;
   RankUse rank_use = RankUse::kAll;
-  // kFewest: growth of step time that is accepted for fewer ranks, against all that there were.
+  // kFewest: accepted growth of step time for fewer ranks, against all original ranks.
   double pack_slack = 0;
-  plan::ProposeOptions propose = {};  // effort of search, whether equal ranks may swap
-  plan::Recompute recompute = plan::Recompute::kNone;  // of the plans that are weighed
+  plan::ProposeOptions propose = {};  // effort of search, whether equal ranks may be swapped
+  plan::Recompute recompute = plan::Recompute::kNone;  // of the compared plans
 };
 
 struct PolicyInput {
@@ -67,22 +76,22 @@ struct PolicyInput {
   double relative_noise = 0;     // standard deviation of a layer's cost, relative (0.02 = 2 %)
   const cost::Cluster& cluster;
   int micro_batches = 1;
-  double horizon_steps = 0;  // steps for which the gain is expected to last
-  double bytes_per_s = 0;    // measured migration bandwidth; 0: not yet measured, 1e9 is assumed
+  double horizon_steps = 0;  // expected duration of the gain
+  double bytes_per_s = 0;    // measured migration bandwidth; 0: not measured, use 1e9
   double fixed_cost_s = 0;   // measured cost of planning and of a migration of no bytes
   Cause cause = Cause::kDrift;
-  double forgone_s = 0;  // gain that steps have lacked since a move was too expensive
-  // Standard deviation of what the costs of the layers of a rank of `current` have in common.
+  double forgone_s = 0;  // gain lost since a move was too expensive
+  // Standard deviation of the common part of the costs of a rank's layers under `current`.
   double rank_noise = 0;
   plan::LayerSet recomputed = {};  // under `current`
-  // With RankUse::kFewest: ranks that the slack is measured against, like the cluster's first; at
-  // most the cluster's: these.
+  // With RankUse::kFewest: the number of ranks for the slack, each like the cluster's first. If it
+  // is at most the cluster's, that is used.
   int all_ranks = 0;
 };
 
 struct Decision {
   bool migrate = false;
-  plan::Plan plan;            // the plan to run from now on; generation + 1 if migrate
+  plan::Plan plan;            // for the next steps; generation + 1 if migrate
   plan::LayerSet recomputed;  // under it
   double current_step_s = 0;  // predicted, by replay
   double planned_step_s = 0;  // of the best plan found, taken or not
@@ -94,29 +103,42 @@ struct Decision {
   double imbalance_after = 0;
   int ranks_before = 0;        // with layers
   int ranks_after = 0;         // of the best plan found, taken or not
-  bool within_noise = false;   // this alone forbade the move; here and below
+  bool within_noise = false;   // the only reason against the move; here and below
   bool too_expensive = false;  // its cost
-  std::string reason;          // one line for people
-  std::string why = {};        // a plan was made at all, as the controller says
+  std::string reason;          // one line for the user
+  std::string why = {};        // cause of the plan, from the controller
 };
 
-// Scores the current plan and the balancer's by replay, each with the layers that it recomputes.
-// Migrates if the gain of a step exceeds `minimum_gain` and the noise, and if over the horizon,
-// with what was forgone, it exceeds the cost. Nobody knows how long a gain lasts: who moves once it
-// would have paid for the move loses at most as much again. Migrates at once where the current plan
-// no longer fits the memory and the proposed one does. Keeps the current plan where the balancer
-// finds none (no feasible cut: the reason says so). kBadInput: input that does not fit together, or
-// is negative or NaN.
+// Returns the seconds that the plan found would save in a step, as decide() weighs them. They are
+// below 0 if it is worse.
+[[nodiscard]] double gain_of_step(const Decision& decision);
+
+// Decides about a move. Scores the current plan and the balancer's by replay, each with the layers
+// that it recomputes. Migrates if the gain of a step exceeds `minimum_gain` and the noise. Over the
+// horizon, with the gain lost so far, it must also exceed the cost. The future duration of a gain
+// is unknown. Moving once the lost gain equals the cost loses at most the same amount again.
 //
-// With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step, as the ranks released
-// are worth their time; a plan on more ranks gains T - T'. T' itself stays within the slack.
+// Migrates at once if the current plan no longer fits the memory and the proposed one does. Keeps
+// the current plan if the balancer finds none (no feasible cut: the reason says so). Returns
+// kBadInput for input that is inconsistent, negative or NaN.
+//
+// With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step. Released ranks are
+// worth their time. A plan on more ranks gains T - T'. T' itself stays within the slack.
 [[nodiscard]] Expected<Decision> decide(const PolicyInput& input,
                                         const PolicyOptions& options = {});
 
-// The move to the balancer's plan on `kept` alone, ascending, as the other ranks leave: whatever it
-// costs. A schedule kind that so few ranks cannot run becomes 1F1B. kInfeasible: no such plan fits
-// the memory. kBadInput as decide.
+// Decides the move to the balancer's plan on `kept` alone, ascending, at any cost, because the
+// other ranks leave. A schedule kind that does not run on these ranks becomes 1F1B. Returns
+// kInfeasible if no such plan fits the memory, and kBadInput as decide().
 [[nodiscard]] Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kept,
                                         const PolicyOptions& options = {});
+
+// Returns the move to a plan for `input.cluster`, the ranks that are left after a loss.
+// `input.current` is the plan before. Its ranks may be others, so nothing is compared with it.
+// The plan is made quickly, by Balancer::kOptimal. It has the schedule kind before, or 1F1B if the
+// ranks have no plan of that kind. Returns kInfeasible if no such plan fits the memory, and
+// kBadInput as decide().
+[[nodiscard]] Expected<Decision> after_loss(const PolicyInput& input,
+                                            const PolicyOptions& options = {});
 
 }  // namespace dynmo::control

@@ -114,9 +114,10 @@ void Profiler::note_trained(int frozen_layers) {
   }
 }
 
-// A layer that has never trained here takes what the layers that train do for as long a forward
-// pass; the first one has no input gradient. For a layer that trains again the update is missing in
-// one step more, as a step measures that of the step before.
+// Sets the unmeasured times of layers. A layer that has never trained here gets the times of
+// training layers with an equal forward pass. The first layer has no input gradient. A layer that
+// trains again lacks its update for one more step, because a step measures that of the previous
+// one.
 void Profiler::fill_in(Sample& sample, int frozen_layers) const {
   const int changed = std::max(frozen_layers, frozen_layers_);
   cost::LayerSample sum;
@@ -260,9 +261,9 @@ bool Profiler::products_hold(const cost::ModelCost& known) const {
       [](const Products& a, const cost::LayerCost& b) { return a.time == b.product_time; });
 }
 
-// The window as it would be with what products take in `known`: dense ones take as long as those of
-// the weights' gradients do, which are nothing else, and so once more in each of the two other
-// parts. The update goes by the values left.
+// Returns the window with the product times of `known`. Dense products take the time of the
+// weights' gradients, which are only products. They occur once more in each of the two other parts.
+// The update is proportional to the kept values.
 std::deque<Profiler::Sample> Profiler::predicted(const cost::ModelCost& known) const {
   std::deque<Sample> window = window_;
   for (std::size_t i = 0; i < products_.size(); ++i) {

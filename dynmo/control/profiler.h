@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Turns the layer times of the last steps into costs, and notices when they change. It measures
-// every layer in every step (two clock reads a layer, 0.004 % of a step), so there is no separate
+// Converts the layer times of the last steps into costs, and detects changes. It measures every
+// layer in every step (two clock reads a layer, 0.004 % of a step). So there is no separate
 // profiling phase. It also measures a step's overhead outside the layers.
 //
-// Each time is kept as its share of the step's forward time; the estimate is the median share over
-// a window that grows, up to 8 times its least length, while nothing changes. How long the steps
-// take is the median over the newest three alone: a machine that is slower for a while changes no
-// share.
+// Each time is stored as its share of the step's forward time. The estimate is the median share
+// over a window. While nothing changes, the window grows up to 8 times its minimum length. The
+// duration of a step is the median over the newest three alone. So a machine that is slower for a
+// while changes no share.
 //
-// Where the newest steps are of other work than the older ones (find_change.h), the older ones are
-// scaled to it, so that the window stays long and a change of one layer makes no other uncertain.
+// If the work of the newest steps differs (find_change.h), the older ones are scaled to it. So the
+// window stays long, and a change of one layer does not make others uncertain.
 //
-// Where weights were pruned, costs that were measured before follow for what is left
-// (LayerCost::product_time) until the next step has measured them.
+// After weights were pruned, earlier costs are scaled to the kept weights (LayerCost::product_time)
+// until the next step has measured them.
 //
-// Where sources count the work of layers (LayerSample::work), what is estimated is the time of a
-// unit of work: the older steps of the window are scaled to the work of the newest one, so that a
-// count that changes needs no new measurement.
+// If sources count the work of layers (LayerSample::work), the estimate is the time of a unit of
+// work. The older steps of the window are scaled to the work of the newest one. So a changed count
+// needs no new measurement.
 //
-// A frozen layer has no backward pass to measure. It counts with the one that it last had, so that
-// its costs are known when it trains again.
+// A frozen layer has no backward pass to measure. It keeps the last measured one, so that its costs
+// are known when it trains again.
 
 #include <cstddef>
 #include <deque>
@@ -41,60 +41,62 @@ namespace dynmo::control {
 
 class Profiler {
  public:
-  // `known` gives names and bytes of every layer; its times are not used. `window`: least length,
-  // steps. `relevant`: share of the mean rank's time that a change must come to.
+  // Begins without measurements. `known` has names and bytes of every layer, and its times are not
+  // used. `window` is the minimum length, in steps. `relevant` is the minimum of a change as a
+  // share of the mean rank's time.
   Profiler(cost::ModelCost known, int window, double relevant = 0.01);
 
-  // Layers by LayerId; `owners`, their ranks. Says where the newest steps are of other work. The
-  // first `frozen_layers` ran forward only, and count so.
+  // Adds a step. Layers are by LayerId, and `owners` are their ranks. Returns a change if the
+  // newest steps have other work. The first `frozen_layers` ran forward only, and are recorded as
+  // such.
   std::optional<FoundChange> add(const std::vector<cost::LayerSample>& layers,
                                  const std::vector<Rank>& owners, const cost::StepSample& step = {},
                                  int frozen_layers = 0);
-  // The work of the layers is another from the next step on: with it the window begins anew. The
-  // noise is still that of the machine.
+  // Notes that the work of the layers changes from the next step on, with which the window starts
+  // again. The noise of the machine stays.
   void restart() { outdated_ = true; }
-  void forget_times();  // noise included; what is known of bytes stays
-  // Names and bytes of the layers, stashes as metered.
+  void forget_times();  // including noise; what is known of bytes stays
+  // Returns names and bytes of the layers, with metered stashes.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
-  // Replaces them, but for what was measured: the bytes of stashes, of boundaries. Where products
-  // take another time from now on the window begins anew with the next step.
+  // Replaces them, except for measured bytes of stashes and boundaries. If products take another
+  // time from now on, the window starts again with the next step.
   void know(cost::ModelCost known);
-  // The same with the first layers frozen.
+  // Returns known() with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
-  // The observations of the window, as measured or scaled.
+  // Returns the observations of the window, as measured or scaled.
   [[nodiscard]] std::vector<cost::Observation> observations() const;
   [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
-  // The measured times in `known`, which says what is frozen, how large everything is and what the
-  // products take. A layer that the window still saw training keeps its forward time; what freezing
-  // removes is known without measuring, and so is what comes back when a layer trains again.
-  // nullopt before the first step.
+  // Returns `known` with the measured times. `known` has the frozen layers, all sizes and the time
+  // of products. A layer that trained in the window keeps its forward time. The effect of freezing
+  // is known without measuring, also when a layer trains again. Returns nullopt before the first
+  // step.
   [[nodiscard]] std::optional<cost::ModelCost> costs(cost::ModelCost known) const;
   [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const {
     return costs(known(frozen_layers));
   }
-  // Medians over the newest steps, the least window's, that measured it, else of the last one that
-  // did.
+  // Returns medians over the steps of the newest minimum window that measured the overhead. If none
+  // did, returns the newest measured value.
   [[nodiscard]] const cost::StepSample& overhead() const { return overhead_; }
-  // Standard deviation of what a layer's cost as `costs` gives it has of its own, relative, mean
-  // over the layers: from how its share of its rank's forward time changes from one step to the
-  // next under the same plan. A slowdown common to all layers moves no decision.
+  // Returns the relative standard deviation of a layer's own part of its cost in costs(), mean over
+  // the layers. It follows from the change of its share of its rank's forward time between
+  // consecutive steps under the same plan. A slowdown of all layers affects no decision.
   [[nodiscard]] double relative_noise() const;
-  // The same of what the layers of a rank have in common (a processor that others use, too): from
-  // how the ranks' sums change. 0 of one rank.
+  // Like relative_noise(), for the common part of a rank's layers (such as a processor with other
+  // load). It follows from the change of the ranks' sums. It is 0 for one rank.
   [[nodiscard]] double rank_noise() const;
-  // The newest counted work of each layer, 0 where nobody counts it; empty before the first step.
+  // Returns the newest counted work of each layer, 0 if it is not counted. Empty before the first
+  // step.
   [[nodiscard]] const std::vector<double>& work() const { return work_; }
-  // Standard deviation of what a layer's counted work differs from that of the step before,
-  // relative, mean over the layers that have one.
+  // Returns the relative standard deviation of the change of a layer's counted work between
+  // consecutive steps. It is the mean over the layers that have a count.
   [[nodiscard]] double work_noise() const { return noise_.work(); }
 
-  // Ranks have come or gone: rank i of the next steps was `before[i]`, or is new.
+  // Renumbers the ranks after some have joined or left. Rank i was `before[i]`, or is new.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
-  // Returns the state from which restore() makes another profiler, of equal arguments, continue as
-  // this one would.
+  // Returns the state from which restore() makes an equal profiler, with equal arguments.
   [[nodiscard]] Json state() const;
-  // kInternal where `state` is not of such a profiler; then this one is not to be used.
+  // Restores a state(). Returns kInternal for any other JSON. Then this object must not be used.
   [[nodiscard]] Expected<void> restore(const Json& state);
 
  private:
@@ -112,7 +114,7 @@ class Profiler {
       visit("forward_s", self.forward_s);
     }
   };
-  // The times of a layer besides its forward pass, in units of that.
+  // The times of a layer beside its forward pass, in units of that.
   struct Trained {
     double input_gradient = 0;
     double weight_gradient = 0;
@@ -137,7 +139,7 @@ class Profiler {
       visit("gradient_bytes", self.gradient_bytes);
     }
   };
-  // All but what is known of the layers and the constructor's arguments.
+  // Lists all members except knowledge of the layers and the constructor's arguments.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit);
   [[nodiscard]] bool products_hold(const cost::ModelCost& known) const;
@@ -148,10 +150,10 @@ class Profiler {
   void fill_in(Sample& sample, int frozen_layers) const;
   [[nodiscard]] std::deque<LayerTimes> times(int frozen_layers) const;
   [[nodiscard]] std::optional<FoundChange> find(int frozen_layers);
-  // To all but the newest `steps`.
+  // Scales all steps except the newest `steps`.
   void scale(const std::vector<double>& factors, int steps, int frozen_layers);
-  // Std of a median over the steps / that of one step's value, over the layers; one that was
-  // found to have changed is known from the steps since.
+  // Returns the std of a median over the steps / that of one step's value, over the layers. For a
+  // layer with a found change, only the steps since count.
   [[nodiscard]] double median_error(bool of_ranks) const;
 
   cost::ModelCost known_;
@@ -161,7 +163,7 @@ class Profiler {
   std::deque<Sample> window_;
   bool outdated_ = false;           // the whole window
   std::vector<Products> products_;  // by layer
-  std::vector<FoundChange> found_;  // lately; their steps grow
+  std::vector<FoundChange> found_;  // recent ones, whose steps still grow
   cost::StepSample overhead_;
   int frozen_layers_ = 0;                // of the newest step
   std::map<std::size_t, Trained> last_;  // by layer that has trained and been frozen since
@@ -169,7 +171,8 @@ class Profiler {
   std::vector<double> work_;  // by layer, as counted in the newest step
 };
 
-// Mean over the micro-batches of each field: a step takes their sum, outliers included.
+// Returns the mean over the micro-batches of each field. A step takes their sum, so outliers are
+// included.
 [[nodiscard]] cost::LayerTime mean_time(const std::vector<cost::LayerTime>& micro_batches);
 
 }  // namespace dynmo::control

@@ -9,8 +9,8 @@
 
 namespace dynmo::control {
 
-// Ranks that are gone get numbers behind those that are there: what their layers had in common in
-// the steps measured with them is still to be told apart.
+// Lost ranks get numbers behind the present ones. So the common part of their layers in earlier
+// steps is still separate.
 void Profiler::ranks_changed(const std::vector<std::optional<Rank>>& before) {
   std::map<Rank, Rank> now;
   for (std::size_t i = 0; i < before.size(); ++i) {

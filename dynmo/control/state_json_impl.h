@@ -2,9 +2,11 @@
 #pragma once
 
 // Writes a controller's state as JSON and reads it back. A struct lists its fields once:
+//
 //   template <typename Self, typename Visit>
 //   static void fields(Self& self, Visit visit) { visit("name", self.name); ... }
-// Finite doubles come back bit for bit, as the writer prints the shortest text that does.
+//
+// Finite doubles read back bit for bit, because the writer prints the shortest exact text.
 
 #include <string>
 #include <type_traits>
@@ -90,7 +92,7 @@ template <typename T>
   }
 }
 
-// Throws Json::exception where a value is missing or of another type.
+// Reads a value. Throws Json::exception if a value is missing or has another type.
 template <typename T>
 void from_state(const Json& json, T& value) {
   if constexpr (std::is_arithmetic_v<T>) {

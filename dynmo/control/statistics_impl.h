@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Shares and medians, as the profiler and what measures its noise take them.
+// Shares and medians for the profiler and its measure of noise.
 
 #include <utility>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace dynmo::control {
 
-// The median of one number over the elements of a range.
+// Returns the median of one number over the elements of a range.
 template <typename Range, typename Get>
 double median_of(const Range& range, Get get) {
   std::vector<double> values;

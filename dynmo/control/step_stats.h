@@ -13,7 +13,7 @@
 
 namespace dynmo::control {
 
-// What one rank has measured of a step, for all ranks.
+// The measurements of one rank in a step, for all ranks.
 struct RankFigures {
   double busy_s = 0;
   double overhead_s = 0;  // of the previous step, except for its schedule and update

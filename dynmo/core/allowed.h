@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which values a key of a config takes, as data beside the key: checks and messages both follow it.
+// The values that a key of a config may have, as data beside the key. Checks and messages both
+// follow it.
 
 #include <cstdint>
 #include <functional>
@@ -16,13 +17,14 @@
 
 namespace dynmo {
 
-// Numbers, both ends included unless `above_min` or `below_max` leaves one out.
+// A range of numbers. Both limits are included unless `above_min` or `below_max` excludes one.
 struct Range {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;
   bool below_max = false;
-  std::string note = {};  // behind the limits in a message: a unit, or what 0 means
+  // Text behind the limits in a message: a unit, or the meaning of 0.
+  std::string note = {};
 };
 [[nodiscard]] Range at_least(double min, std::string note = {});
 [[nodiscard]] Range above(double min, std::string note = {});
@@ -30,9 +32,9 @@ struct Range {
 [[nodiscard]] Range above_to(double min, double max, std::string note = {});
 [[nodiscard]] Range from_below(double min, double max, std::string note = {});
 
-// One of these texts.
+// The value is one of these texts.
 using Names = std::vector<std::string_view>;
-// Texts that a function of the library reads; its error says what is wanted.
+// The value is a text that this function of the library reads. Its error says what is wanted.
 using Readable = std::function<Expected<void>(const std::string&)>;
 template <typename Parse>
 [[nodiscard]] Readable readable_by(Parse parse) {
@@ -45,12 +47,13 @@ template <typename Parse>
 using Allowed = std::variant<std::monostate, Range, Names, Readable>;
 using AllowedValue = std::variant<std::int64_t, double, std::string_view>;
 
-// "0 to 1", "1 to 4096 (...)", "above 0 and at most 1", "0 or more".
+// Returns "0 to 1", "1 to 4096 (...)", "above 0 and at most 1", or "0 or more".
 [[nodiscard]] std::string text_of(const Range& range);
-// "cpu, cuda or emulated".
+// Returns "cpu, cuda or emulated".
 [[nodiscard]] std::string listed(std::span<const std::string_view> names);
 
-// kBadInput "train.steps is 0, wanted 1 to 16777216"; NaN is in no range.
+// Checks that `allowed` has the value. Returns kBadInput if not: "train.steps is 0, wanted 1 to
+// 16777216". NaN is in no range.
 [[nodiscard]] Expected<void> check_allowed(std::string_view key, const AllowedValue& value,
                                            const Allowed& allowed);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which elements of an array there are, as bits: element i where bit i % 8 of byte i / 8 is set.
+// Sets of elements of an array, as bits. Element i is in the set if bit i % 8 of byte i / 8 is set.
 
 #include <cstdint>
 #include <span>
@@ -11,12 +11,13 @@
 
 namespace dynmo {
 
-// Requires offsets that ascend and are below `elements`, which is below 2^31.
+// Returns the bits of a set. Requires offsets that ascend and are below `elements`, which is below
+// 2^31.
 [[nodiscard]] std::vector<std::uint8_t> pack_mask(std::span<const std::int32_t> offsets,
                                                   std::int64_t elements);
 
-// The offsets of a mask's elements, ascending. kBadInput where the bits, which may come from a
-// file, are not those of a mask of `elements` elements.
+// Returns the offsets of a mask's elements, ascending. Returns kBadInput if the bits, which may
+// come from a file, are no mask of `elements` elements.
 [[nodiscard]] Expected<std::vector<std::int32_t>> unpack_mask(std::span<const std::uint8_t> bits,
                                                               std::int64_t elements);
 

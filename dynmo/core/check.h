@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// DYNMO_CHECK: for conditions that only a bug can break. Throws CheckFailure with the place and,
-// where the calling thread has said so, the rank and step. Never used on user input.
+// DYNMO_CHECK, for conditions that only a bug can break. It throws CheckFailure with the place. If
+// the calling thread has set its rank and step, the message names them. It is never used on user
+// input.
 
 #include <fmt/format.h>
 
@@ -16,12 +17,12 @@ class CheckFailure : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// Names the work of this thread, for the message of a failed check; -1 is unknown.
+// Names the work of this thread, for the message of a failed check. The value -1 means unknown.
 struct CheckContext {
   int rank = -1;
   long long step = -1;
 };
-CheckContext& check_context();  // the calling thread's own
+CheckContext& check_context();  // of the calling thread
 
 namespace internal {
 [[noreturn]] void throw_check_failure(const char* condition, const char* file, int line,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// 128-bit XXH3 digests: of plans (so that ranks can compare what they derived), of layers in
-// flight, of checkpoint files. Not cryptographic: they catch accidents, not attackers.
+// 128-bit XXH3 digests of plans, of layers in flight and of checkpoint files. Ranks compare the
+// digests of their plans. They are not cryptographic: they detect accidents, not attackers.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,13 +20,14 @@ struct Digest {
   [[nodiscard]] std::string hex() const;  // 32 lower-case digits
 };
 
-// The digest that hex() printed; nullopt for anything but 32 lower-case hexadecimal digits.
+// Parses a digest that hex() printed. Returns nullopt for anything but 32 lower-case hexadecimal
+// digits.
 [[nodiscard]] std::optional<Digest> parse_digest(std::string_view hex);
 
 [[nodiscard]] Digest digest_of(std::span<const std::byte> bytes);
 [[nodiscard]] Digest digest_of(std::string_view text);
 
-// Digest of a sequence of pieces; equal to digest_of the pieces put together.
+// Computes the digest of a sequence of pieces. It equals digest_of() of the concatenated pieces.
 class Digester {
  public:
   Digester();

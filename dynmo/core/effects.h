@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A key that is given has an effect, or it is refused by name. The condition under which it acts
-// stands beside the key (TomlKey::acts_if); checks, messages and pages follow it.
+// Checks that each key of a config that is given has an effect. The condition under which it acts
+// stands beside the key (TomlKey::acts_if). Checks, messages and pages follow it.
 
 #include <functional>
 #include <span>
@@ -15,36 +15,36 @@
 
 namespace dynmo {
 
-// The condition that the key `key` has one of the values `is`; true and false are names.
+// Returns the condition that the key `key` has one of the values `is`. True and false are names.
 [[nodiscard]] ActsIf when(std::string key, Allowed is, std::string wanted = {});
-// The condition that the text or the list `key` is not empty.
+// Returns the condition that the text or the list `key` is not empty.
 [[nodiscard]] ActsIf when_given(std::string key, std::string wanted);
-// The condition that the text or the list `key` is empty.
+// Returns the condition that the text or the list `key` is empty.
 [[nodiscard]] ActsIf when_empty(std::string key);
-// The condition `holds`, for what one key alone does not say. `now` is what a message says where it
-// does not hold, `wanted` what it asks for then.
+// Returns the condition `holds`, for what one key alone does not say. If it does not hold, a
+// message says `now` and asks for `wanted`.
 [[nodiscard]] ActsIf when_so(bool holds, std::string now, std::string wanted);
 [[nodiscard]] ActsIf either(ActsIf one, ActsIf other);
 // Adds `conditions` before those that the keys have.
 [[nodiscard]] std::vector<TomlKey> only_if(const std::vector<ActsIf>& conditions,
                                            std::vector<TomlKey> keys);
 
-// "pipeline.schedule = interleaved or auto"; on pages "pipeline.schedule=interleaved/auto", and
-// "checkpoint.every>=1".
+// Returns "pipeline.schedule = interleaved or auto". page_text_of() returns
+// "pipeline.schedule=interleaved/auto", or "checkpoint.every>=1".
 [[nodiscard]] std::string text_of(const ActsIf& condition);
 [[nodiscard]] std::string page_text_of(const ActsIf& condition);
 
 // Returns kBadInput for the first key that is not at its default and has no effect beside the
-// others: the line says what was given, what makes it idle, and what to change. `defaults` is the
+// others. The line says what was given, what makes it idle, and what to change. `defaults` is the
 // same list over the fields of a default object.
 [[nodiscard]] Expected<void> check_effects(std::span<const TomlKey> keys,
                                            std::span<const TomlKey> defaults);
 // Sets the keys that have no effect to their defaults.
 void reset_idle(std::span<const TomlKey> keys, std::span<const TomlKey> defaults);
 
-// Like apply_toml_settings(). A key that had an effect before and loses it by the settings goes
-// back to its default, unless one of them names it: a flag that switches a table of a file off is
-// enough. `make_keys` lists the keys with the conditions of the values at that time.
+// Like apply_toml_settings(), and resets a key that loses its effect by the settings to its
+// default. Keys that a setting names keep their value. So one flag can disable a table of a file.
+// `make_keys` lists the keys with the conditions of the values at that time.
 [[nodiscard]] Expected<void> apply_overrides(const std::function<std::vector<TomlKey>()>& make_keys,
                                              std::span<const TomlKey> defaults,
                                              std::span<const std::string> settings,

@@ -9,9 +9,9 @@
 
 namespace dynmo {
 
-// kBadInput where the machine or a path is to blame and the user can change something: too little
-// memory (libtorch's allocators too), no more threads, a path that the system refuses. Else
-// kInternal with the first line of the exception's own text.
+// Returns the error for an exception. The code is kBadInput if the user can change something. That
+// is too little memory (also of libtorch's allocators), no more threads, or a path that the system
+// refuses. Else it is kInternal with the first line of the exception's text.
 [[nodiscard]] Error error_of(const std::exception& fault);
 
 }  // namespace dynmo

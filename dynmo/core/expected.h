@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A value, or an `Error` that a correct caller has an `if` for: bad input, no feasible plan, a lost
-// peer. Bugs are `DYNMO_CHECK`s (check.h), not `Error`s. Member names are those of C++23's
-// std::expected, so that this can become it.
+// A value, or an `Error` that a correct caller has an `if` for. Examples are bad input, no feasible
+// plan, a lost peer. Bugs are `DYNMO_CHECK`s (check.h), not `Error`s. Members have the names of
+// C++23's std::expected, so that this class can become it.
 
 #include <fmt/format.h>
 
@@ -16,16 +16,16 @@ namespace dynmo {
 
 // Each code has one exit code of the command line (`exit_code`).
 enum class ErrorCode {
-  kBadInput,      // flags, config, files: the user can mend it
+  kBadInput,      // flags, config, files: the user can correct it
   kInfeasible,    // no plan fits memory or ranks
   kNoCheckpoint,  // nothing on disk that verifies
-  kPeerLost,      // a rank is gone or silent
+  kPeerLost,      // a rank was lost, or does not answer
   kInterrupted,   // Ctrl-C or SIGTERM
   kInternal,      // an internal error that was caught before harm
 };
 
-// Documented exit codes: 2 bad input, 3 infeasible, 4 no checkpoint, 5 ranks lost, 130 interrupted,
-// 1 internal error.
+// Returns the documented exit code: 1 internal, 2 bad input, 3 infeasible, 4 no checkpoint, 5 ranks
+// lost, 130 interrupted.
 [[nodiscard]] int exit_code(ErrorCode code);
 
 struct Error {
@@ -36,7 +36,8 @@ struct Error {
 };
 
 namespace internal {
-// The text with spaces for line ends and other control characters, which may come from a file.
+// Returns the text with spaces for line ends and other control characters, which may come from a
+// file.
 [[nodiscard]] std::string one_line(std::string text);
 }  // namespace internal
 
@@ -46,7 +47,7 @@ template <typename... Args>
 }
 
 namespace internal {
-// Reading the wrong half of an Expected is a bug: throws CheckFailure.
+// Throws CheckFailure, because reading the wrong half of an Expected is a bug.
 [[noreturn]] void throw_bad_access(const Error* error);
 }  // namespace internal
 
@@ -103,7 +104,7 @@ class [[nodiscard]] Expected<void> {
 
 }  // namespace dynmo
 
-// Returns the error of an Expected from the calling function, if it has one.
+// Evaluates an Expected, and returns its error from the calling function if it has one.
 #define DYNMO_TRY(expression)                                          \
   do {                                                                 \
     if (auto dynmo_result = (expression); !dynmo_result.has_value()) { \
@@ -114,7 +115,8 @@ class [[nodiscard]] Expected<void> {
 #define DYNMO_CONCAT_INNER(a, b) a##b
 #define DYNMO_CONCAT(a, b) DYNMO_CONCAT_INNER(a, b)
 
-// `DYNMO_ASSIGN(auto x, f())`: x is the value of f(), or its error is returned.
+// Evaluates an Expected: `DYNMO_ASSIGN(auto x, f())` sets x to the value of f(), or returns its
+// error.
 #define DYNMO_ASSIGN(declaration, expression)                  \
   auto DYNMO_CONCAT(dynmo_expected_, __LINE__) = (expression); \
   if (!DYNMO_CONCAT(dynmo_expected_, __LINE__).has_value()) {  \

@@ -20,7 +20,7 @@ namespace {
 
 std::atomic<ShowNote> show_note = nullptr;
 
-// Whether nobody has been told of this yet.
+// Returns whether this was not reported yet.
 bool is_first(std::string_view what) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> told;

@@ -1,32 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Calls that file systems do not all offer (CIFS, FUSE, 9p, overlays), and what is done in their
-// place: a run goes on with a weaker guarantee, and a line says once which.
+// Calls that some file systems do not offer (CIFS, FUSE, 9p, overlays), and their replacements. A
+// run continues with a weaker guarantee, and one line names it.
 
 #include <filesystem>
 #include <string_view>
 
 namespace dynmo {
 
-// Returns whether this errno of a call on a file says that the file system does not offer the call,
-// rather than that the disk is full, damaged or away.
+// Returns whether this errno of a call on a file means that the file system does not offer the
+// call. Other errors mean that the disk is full, damaged or absent.
 [[nodiscard]] bool is_not_offered(int error);
 
-// Syncs an open file or folder. True too where the file system cannot; false with errno.
+// Syncs an open file or folder. Returns true also if the file system cannot sync, and false with
+// errno after an error.
 [[nodiscard]] bool sync_open(int descriptor, const std::filesystem::path& path);
 
-// Renames over the file that may have the name. If the file system refuses that, the older file is
-// moved out of the way first; anything but a file stays. Returns false with errno; the older file
-// is then unchanged.
+// Renames a file, and replaces a file that has the new name. If the file system refuses that, the
+// older file is moved out of the way first. Anything but a file stays. Returns false with errno,
+// and then the older file is unchanged.
 [[nodiscard]] bool rename_over(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// Says once in a process what a file system does not offer. `what` is a text of its own for each
-// call, "a folder cannot be synced"; `then` is what follows for the user.
+// Reports once in a process that a file system does not offer a call. `what` is a different text
+// for each call, "a folder cannot be synced". `then` is the consequence for the user.
 void note_not_offered(std::string_view what, int error, std::string_view then,
                       const std::filesystem::path& path);
 
-// Shows such a line to the user; until a program sets one, nobody is told. Libraries print nothing.
+// Shows such a line to the user. Without a call of show_notes_by() no line is shown: libraries
+// print nothing.
 using ShowNote = void (*)(std::string_view line);
 void show_notes_by(ShowNote show);
 

@@ -68,8 +68,8 @@ Expected<void> write_in_place(const std::filesystem::path& path,
   return file.close_now() ? Expected<void>() : system_error("write", path);
 }
 
-// The open descriptor that a path is another name of: to open that name again would begin at the
-// file's start, over what was printed there, and fail for a socket.
+// Returns the open descriptor that a path names. Opening that name again would start at the file's
+// beginning, over text that was printed there, and fail for a socket.
 std::optional<int> named_descriptor(const std::filesystem::path& path) {
   const std::string name = path.string();
   if (name == "/dev/stdout") return STDOUT_FILENO;

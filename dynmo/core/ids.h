@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Strong integer ids, so that a rank is never passed where a stage is wanted. `.value` where
-// arithmetic or indexing is meant.
+// Strong integer ids, so that a rank is never passed for a stage. Use `.value` for arithmetic.
 
 #include <fmt/format.h>
 
@@ -19,21 +18,21 @@ struct Id {
 
   constexpr Id() = default;
   constexpr explicit Id(std::int32_t id) : value(id) {}
-  // For indexing; requires value >= 0.
+  // Returns the value for indexing. Requires value >= 0.
   [[nodiscard]] constexpr std::size_t index() const { return static_cast<std::size_t>(value); }
   friend constexpr auto operator<=>(Id, Id) = default;
 };
 
-// A process by its place in its pipeline: what plans, schedules and the simulator know.
+// Position of a process in its pipeline, as plans, schedules and the simulator use it.
 using Rank = Id<struct RankTag>;
-// A process by its number in the group of all, replicas included; transport/place.h turns one into
-// the other (docs/decisions/011-ranks-and-world-ranks.md).
+// Number of a process in the group of all processes, replicas included. transport/place.h converts
+// between the two (docs/decisions/011-ranks-and-world-ranks.md).
 using WorldRank = Id<struct WorldRankTag>;
 using StageId = Id<struct StageTag>;  // layers run as one on a rank, numbered along the model
 using LayerId = Id<struct LayerTag>;  // smallest unit that can move; global and stable
 using MicroBatchId = Id<struct MicroBatchTag>;
 
-// Number of the current group and plan; grows with every change, never reused.
+// Number of the current group and plan. It grows with every change and is never reused.
 using Generation = std::int64_t;
 
 }  // namespace dynmo

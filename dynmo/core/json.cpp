@@ -22,8 +22,8 @@ struct Refused {
   std::string why;
 };
 
-// Watches a text being parsed: how deep it is, and whether a key comes twice, of which the parser
-// would keep the last and say nothing.
+// Checks the depth of a text during parsing, and that no key occurs twice. The parser would
+// silently keep the last one.
 class ParseGuard {
  public:
   void see(Json::parse_event_t event, const Json& value) {

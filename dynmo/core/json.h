@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Reading JSON written by somebody else: every value is checked, and an error names the file and
-// the JSON pointer. (Writing needs no help: build a `Json` and dump it.)
+// Reads JSON from other programs. Every value is checked, and an error names the file and the JSON
+// pointer. Writing needs no help: build a `Json` and dump it.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,22 +19,23 @@ namespace dynmo {
 
 using Json = nlohmann::ordered_json;
 
-// A file with more text than this is refused: its values would take about ten times the memory.
+// Maximum size of a file's text. Its values would take about ten times the memory.
 inline constexpr std::size_t kMaxJsonBytes = std::size_t{256} << 20;
 
-// kBadInput if the file cannot be read or is not JSON (with the line of the fault), nests more than
-// 64 levels, or gives a key of an object twice.
+// Reads a file of JSON. Returns kBadInput if the file cannot be read or is not JSON (with the line
+// of the fault). Also returns it for more than 64 nested levels, or if an object has a key twice.
 [[nodiscard]] Expected<Json> read_json(const std::filesystem::path& path);
 [[nodiscard]] Expected<Json> parse_json(std::string_view text, std::string_view origin);
 
-// Reads one object. The first fault sticks and later reads return defaults, so that a caller reads
-// all fields in a row and asks once: `DYNMO_TRY(object.finish())`.
+// Reads one object. After the first fault, later reads return defaults. So a caller reads all
+// fields in a row and checks once: `DYNMO_TRY(object.finish())`.
 class JsonObject {
  public:
-  // `origin` is the file's name, `pointer` the place of `json` in it ("" is the root).
+  // Reads `json`, which is at `pointer` ("" is the root) of the file `origin`.
   JsonObject(const Json& json, std::string origin, std::string pointer = "");
 
-  // Required unless a fallback is given. Numbers are finite; `bytes` and `integer` are whole.
+  // Returns the value of a key, which is required unless a fallback is given. Numbers are finite.
+  // `bytes` and `integer` are whole.
   [[nodiscard]] double number(const std::string& key, std::optional<double> fallback = {});
   [[nodiscard]] std::int64_t integer(const std::string& key,
                                      std::optional<std::int64_t> fallback = {});
@@ -42,18 +43,19 @@ class JsonObject {
   [[nodiscard]] bool boolean(const std::string& key, std::optional<bool> fallback = {});
   [[nodiscard]] std::string string(const std::string& key,
                                    std::optional<std::string> fallback = {});
-  // Elements of an array of objects / the object below `key`; each must be finished by the caller.
+  // Returns the elements of an array of objects. object() returns the object below `key`. The
+  // caller must finish each.
   [[nodiscard]] std::vector<JsonObject> objects(const std::string& key);
   [[nodiscard]] std::optional<JsonObject> object(const std::string& key);  // nullopt if absent
-  void ignore(const std::string& key);                                     // known, not needed
+  void ignore(const std::string& key);                                     // known, not read
   // Returns the value below `key`, or nullptr if it is absent.
   [[nodiscard]] const Json* value(const std::string& key) { return find(key); }
   // Checks `"format": format`.
   void expect_format(std::string_view format);
 
-  // Records a fault of the caller's own at `key`, e.g. a negative time.
+  // Records a fault that the caller found at `key`, e.g. a negative time.
   void fail(const std::string& key, std::string_view message);
-  // The first fault, else an error for the first key nobody asked for.
+  // Returns the first fault, else an error for the first key that was not read.
   [[nodiscard]] Expected<void> finish() const;
   // Takes over the fault of finishing an object below this one.
   void take_fault(const JsonObject& inner);

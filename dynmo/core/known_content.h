@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Files that are something else than their names say: pointers of Git LFS, archives, pages of a
-// failed download. An error of a reader names that instead of the byte at which it stumbled.
+// Detects files whose content contradicts their names: pointers of Git LFS, archives, pages of a
+// failed download. A reader's error then names the content instead of the byte at which it failed.
 
 #include <string>
 #include <string_view>
 
 namespace dynmo {
 
-// Returns what a file is by its first bytes, and what to do: "a Git LFS pointer: ..."; "" if they
-// tell nothing.
+// Returns the kind of a file by its first bytes, with a remedy: "a Git LFS pointer: ...". Returns
+// "" if the bytes show none.
 [[nodiscard]] std::string known_content(std::string_view bytes);
 
-// Returns whether the file stands for another one (a Git LFS pointer), although it is text.
+// Returns whether the text is a placeholder for another file (a Git LFS pointer).
 [[nodiscard]] bool is_pointer_file(std::string_view bytes);
 
 }  // namespace dynmo

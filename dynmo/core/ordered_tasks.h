@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Work that is done by several threads and comes back in the order in which it was given, so that
-// the result is the same for any number of threads.
+// Runs tasks on several threads and returns the results in the order of the tasks. So the result is
+// the same for any number of threads.
 
 #include <condition_variable>
 #include <cstddef>
@@ -15,18 +15,19 @@
 
 namespace dynmo {
 
-// Used by one thread, which adds tasks and takes results. How many may wait is the caller's choice:
-// take() whenever full().
+// One thread adds tasks and takes results. The caller limits the number of waiting tasks: it calls
+// take() while full().
 template <typename Result>
 class OrderedTasks {
  public:
-  // With one job there are no threads: a task is done when its result is taken. Requires jobs >= 1.
+  // Starts `jobs` threads, or none for one job. Then a task runs when its result is taken. Requires
+  // jobs >= 1.
   explicit OrderedTasks(int jobs) : max_(jobs == 1 ? 1 : 2 * static_cast<std::size_t>(jobs)) {
     for (int i = 0; jobs > 1 && i < jobs; ++i) {
       threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
     }
   }
-  // Tasks not begun are dropped, those being done are waited for.
+  // Drops the tasks that have not begun, and waits for the others.
   ~OrderedTasks() = default;
   OrderedTasks(const OrderedTasks&) = delete;
   OrderedTasks& operator=(const OrderedTasks&) = delete;
@@ -43,10 +44,10 @@ class OrderedTasks {
   }
 
   [[nodiscard]] bool empty() const { return results_.empty(); }
-  // Whether there is as much to do as keeps all threads busy.
+  // Returns whether enough tasks wait to keep all threads busy.
   [[nodiscard]] bool full() const { return results_.size() >= max_; }
 
-  // The result of the oldest task, waited for; what the task threw is thrown here. Requires
+  // Waits for the oldest task and returns its result, or throws what the task threw. Requires
   // !empty().
   Result take() {
     if (threads_.empty()) {
@@ -78,7 +79,8 @@ class OrderedTasks {
   std::mutex mutex_;  // of tasks_
   std::condition_variable_any wake_;
   std::deque<std::packaged_task<Result()>> tasks_;
-  std::vector<std::jthread> threads_;  // last: joined before the rest goes
+  // The last member, so that threads are joined before the others are destroyed.
+  std::vector<std::jthread> threads_;
 };
 
 }  // namespace dynmo

@@ -2,8 +2,8 @@
 #pragma once
 
 // Random numbers as a function of a key, the same on every machine and library. A draw is a pure
-// function of (key, counter): Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3", SC'11), so moving a layer or a sample changes no number.
+// function of (key, counter), so moving a layer or a sample changes no number. The function is
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 
 #include <array>
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace dynmo {
 
-// The four 32-bit words of block `counter` under `key`.
+// Returns the four 32-bit words of block `counter` under `key`.
 [[nodiscard]] std::array<std::uint32_t, 4> philox(std::uint64_t key,
                                                   std::array<std::uint32_t, 4> counter);
 
-// A key made of several numbers, such as {seed, layer, step, micro-batch}; order matters.
+// Combines several numbers into a key, such as {seed, layer, step, micro-batch}. The order matters.
 [[nodiscard]] std::uint64_t mix_key(std::initializer_list<std::uint64_t> parts);
 
-// A stream of draws under one key. A value: copying it forks the same stream.
+// A stream of draws under one key. A copy continues with the same draws.
 class Rng {
  public:
   explicit Rng(std::uint64_t key) : key_(key) {}
@@ -28,7 +28,7 @@ class Rng {
   [[nodiscard]] double normal();                           // mean 0, std 1 (Box-Muller)
   [[nodiscard]] std::uint64_t below(std::uint64_t bound);  // in [0, bound), unbiased; bound >= 1
 
-  // For std::shuffle-like algorithms of our own; the standard's differ between libraries.
+  // Lets own algorithms like std::shuffle use it. The standard's differ between libraries.
   using result_type = std::uint64_t;
   static constexpr result_type min() { return 0; }
   static constexpr result_type max() { return ~result_type{0}; }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How long something has taken, for those who measure it where it happens.
+// Measures how long something has taken.
 
 #include <chrono>
 
 namespace dynmo {
 
-// Seconds from `start` until now.
+// Returns the seconds from `start` until now.
 [[nodiscard]] inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Configs as TOML. A config is a plain struct of defaults and one list of its keys; reading a file,
-// changing a key from the command line, saving the resolved form and naming the nearest key in a
-// message all follow that list. Errors name the place (file and line, or the flag) and the key.
+// Configs as TOML. A config is a plain struct of defaults and one list of its keys. From this list
+// a file is read, a flag is applied, the resolved form is saved, and the nearest key is named.
+// Errors name the place (file and line, or the flag) and the key.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,8 +22,8 @@
 
 namespace dynmo {
 
-// Fields of amounts, in seconds and bytes a second; in TOML a number of those or text with a unit
-// ("20us", "50GB/s"; a bandwidth may be inf).
+// Fields of amounts, in seconds and bytes a second. In TOML they are such a number, or text with a
+// unit ("20us", "50GB/s"). A bandwidth may be inf.
 struct TomlSeconds {
   double* field = nullptr;
 };
@@ -31,12 +31,12 @@ struct TomlBandwidth {
   double* field = nullptr;
 };
 
-// A number, or "auto" while there is none: the program chooses one.
+// A number, or "auto" if there is none. Then the program chooses one.
 struct TomlAuto {
   std::optional<double>* field = nullptr;
 };
 
-// A field that is an enum: its enumerators count from 0 in the order of `names`.
+// A field that is an enum. Its enumerators count from 0 in the order of `names`.
 struct TomlChoice {
   std::span<const std::string_view> names;
   std::function<std::size_t()> get;
@@ -51,66 +51,68 @@ template <typename Enum>
 
 struct TomlKey;
 
-// A field that is an array of tables, such as [[event]]; each with keys of its own.
+// A field that is an array of tables, such as [[event]]. Each has its own keys.
 struct TomlTables {
   std::function<void()> clear;
-  std::function<std::vector<TomlKey>()> add;               // one more, with defaults
-  std::function<std::vector<std::vector<TomlKey>>()> all;  // those there are
+  std::function<std::vector<TomlKey>()> add;               // adds one with defaults
+  std::function<std::vector<std::vector<TomlKey>>()> all;  // existing ones
 };
 
-// An optional is not written while it has no value.
+// An optional is not written if it has no value.
 using TomlField =
     std::variant<int*, std::int64_t*, double*, bool*, std::optional<bool>*, std::string*,
                  std::vector<std::int64_t>*, std::vector<std::string>*, Bytes*, TomlSeconds,
                  TomlBandwidth, TomlAuto, TomlChoice, TomlTables>;
 
-// A condition under which a key has an effect (core/effects.h makes and checks them).
+// A condition under which a key has an effect (core/effects.h makes and checks them). It holds if
+// `key` has one of the values `is`, or without a `key` if `holds` is true. Else one of `or_if` must
+// hold.
 struct ActsIf {
-  std::string key = {};            // another key of the list, whose value ...
-  Allowed is = {};                 // ... is one of these; or no key, and ...
+  std::string key = {};            // another key of the list
+  Allowed is = {};                 // allowed values of `key`
   std::string wanted = {};         // what a message asks for; default: `key` = `is`
-  bool holds = false;              // ... whether it holds, as the values are now
-  std::string now = {};            // what a message says where it does not
-  std::vector<ActsIf> or_if = {};  // one of these holds instead
+  bool holds = false;              // without a `key`
+  std::string now = {};            // what a message says if it does not hold
+  std::vector<ActsIf> or_if = {};  // alternatives
 };
 
-// `name` is dotted, "table.key"; keys of one table follow one another. The field outlives its use.
+// `name` is dotted, "table.key". Keys of one table follow one another. The field outlives its use.
 struct TomlKey {
   std::string name;
   TomlField field;
   Allowed allowed = {};
-  std::vector<ActsIf> acts_if = {};  // all of them
+  std::vector<ActsIf> acts_if = {};  // required conditions
   std::string help = {};             // one line, for pages and messages
-  std::string refused =
-      {};  // why a file cannot set this key here; such a key is not written either
+  // Reason why a file cannot set this key here. Such a key is not written either.
+  std::string refused = {};
 };
 
-// More text than this is no config.
+// Maximum size of a config's text.
 inline constexpr std::size_t kMaxTomlBytes = std::size_t{1} << 20;
 
-// Sets the fields that `text` names; `origin` is the file's name. Takes any bytes. kBadInput with
-// origin and line: no TOML, an unknown key (with the nearest known one), a value of another type.
-// Fields that precede the fault are set.
+// Sets the fields that `text` names. `origin` is the file's name. The text may have any bytes.
+// Returns kBadInput with origin and line for bad TOML, a value of another type, or an unknown key
+// (with the nearest one). Fields before the fault are set then.
 [[nodiscard]] Expected<void> apply_toml(std::span<const TomlKey> keys, std::string_view text,
                                         std::string_view origin);
 
-// Sets fields by "table.key=value" texts; the value is TOML, or a string without quotes. `example`
-// is one that would do, for messages.
+// Sets fields by "table.key=value" texts. The value is TOML, or a string without quotes. `example`
+// is a valid setting, for messages.
 [[nodiscard]] Expected<void> apply_toml_settings(std::span<const TomlKey> keys,
                                                  std::span<const std::string> settings,
                                                  std::string_view example);
 
-// kBadInput naming key, value and the allowed values for the first value that its key does not
-// allow.
+// Checks that each key allows its value. Returns kBadInput with key, value and the allowed values
+// for the first that does not.
 [[nodiscard]] Expected<void> check_values(std::span<const TomlKey> keys);
 
-// All fields, table by table; apply_toml reads it back to the same values.
+// Returns all fields as TOML, table by table. apply_toml() reads it back to the same values.
 [[nodiscard]] std::string to_toml(std::span<const TomlKey> keys);
 
-// One field as TOML.
+// Returns one field as TOML.
 [[nodiscard]] std::string toml_value(const TomlField& field);
 
-// A field as check_allowed() takes it; nothing for the types that have no ranges.
+// Returns a field as check_allowed() takes it, or nullopt for the types that have no ranges.
 [[nodiscard]] std::optional<AllowedValue> limited_value(const TomlField& field);
 
 }  // namespace dynmo

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Who sends how much to whom, and what for, as rows of a sparse matrix: counted in a run
+// Traffic between ranks by purpose, as rows of a sparse matrix. It is counted in a run
 // (transport/traffic.h) or predicted for a plan (plan/traffic.h).
 
 #include <array>
@@ -36,14 +36,14 @@ struct TrafficRow {
   MessageCount count;
   friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
 };
-// Ascending by from, to and purpose; no two rows of the same.
+// Rows ascend by from, to and purpose. No two rows have the same.
 using TrafficRows = std::vector<TrafficRow>;
 
-// Rows in any order, some of them of the same ranks and purpose, as sums; rows of no message are
-// left out.
+// Sums up rows with the same ranks and purpose, which may come in any order. Omits rows of no
+// message.
 [[nodiscard]] TrafficRows sums_of(std::vector<TrafficRow> rows);
 
-// An array of objects `from, to, purpose, messages, bytes`.
+// Returns an array of objects `from, to, purpose, messages, bytes`.
 [[nodiscard]] Json traffic_json(const TrafficRows& rows);
 
 }  // namespace dynmo

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Bytes as a type of its own, and how amounts are printed and read. Times are double seconds in
+// Bytes as a separate type, and how amounts are printed and parsed. Times are double seconds in
 // costs and std::chrono::nanoseconds in the simulator and in timelines.
 
 #include <chrono>
@@ -35,19 +35,19 @@ using Nanoseconds = std::chrono::nanoseconds;
   return std::chrono::duration<double>(time).count();
 }
 
-// "512 B", "1.5 KiB", "64.0 MiB".
+// Returns "512 B", "1.5 KiB", or "64.0 MiB".
 [[nodiscard]] std::string format_bytes(Bytes bytes);
-// "85 ns", "1.25 ms", "3.2 s".
+// Returns "85 ns", "1.25 ms", or "3.2 s".
 [[nodiscard]] std::string format_seconds(double seconds);
 
-// Parses an amount as people write it in flags and configs: a number that is not negative and a
-// unit, with or without a space between. kBadInput naming the text and the units. "80GiB", "512
-// MB", "1.5TiB"; KB, MB, ... are powers of 1000, KiB, MiB, ... of 1024, no unit or B is bytes;
-// rounded to whole bytes.
+// Parses an amount of flags and configs, such as "80GiB", "512 MB" or "1.5TiB", and rounds to whole
+// bytes. It is a non-negative number and a unit, with or without a space between. KB, MB, ... are
+// powers of 1000 and KiB, MiB, ... of 1024. No unit means bytes, like B. Returns kBadInput with the
+// text and the units.
 [[nodiscard]] Expected<Bytes> parse_bytes(std::string_view text);
-// "20us", "1.5 ms", "2h"; ns, us, ms, s, min, h; no unit is seconds.
+// Parses "20us", "1.5 ms" or "2h". Units are ns, us, ms, s, min and h. No unit means seconds.
 [[nodiscard]] Expected<double> parse_seconds(std::string_view text);
-// "450GB/s", bytes a second; no unit is B/s. Bits ("400Gb/s") are refused.
+// Parses "450GB/s", bytes a second. No unit means B/s. Bits ("400Gb/s") are refused.
 [[nodiscard]] Expected<double> parse_bytes_per_second(std::string_view text);
 
 }  // namespace dynmo

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The machines a plan may use: ranks with relative speed and memory, and the links between them.
+// The machines that a plan may use: ranks with relative speed and memory, and the links between
+// them.
 
 #include <cstdint>
 #include <limits>
@@ -20,7 +21,7 @@ struct ClusterRank {
   double speed = 1;  // a layer of t seconds takes t / speed
   Bytes memory = kUnlimitedMemory;
   int node = 0;
-  int network_switch = 0;  // that its node is connected to
+  int network_switch = 0;  // of its node
   friend bool operator==(const ClusterRank&, const ClusterRank&) = default;
 };
 
@@ -35,13 +36,13 @@ struct Cluster {
   std::vector<ClusterRank> ranks;
   Link inside_node;
   Link between_nodes;
-  // Between nodes of different switches; absent: as between any other nodes.
+  // Between nodes of different switches. If absent, `between_nodes` holds there, too.
   std::optional<Link> between_switches = {};
-  // All ranks of a node share one network card for messages to other nodes and queue for it
+  // All ranks of a node share one network card for messages to other nodes, and queue for it
   // (docs/simulator.md). This is its bandwidth in each direction.
   double nic_bandwidth_bytes_per_s = std::numeric_limits<double>::infinity();
-  // Overhead of an action: a rank of any speed needs this long to take it up and to post its
-  // messages.
+  // Overhead of an action: the time in which a rank begins it and posts its messages. It does not
+  // depend on the rank's speed.
   double action_s = 0;
   // A data-parallel job has several replicas of the pipeline. The ranks that hold the same layers
   // sum up their gradients at the end of a step, over this link.
@@ -54,18 +55,21 @@ struct Cluster {
   friend bool operator==(const Cluster&, const Cluster&) = default;
 };
 
-// kBadInput naming rank or link and field: no ranks or replicas, a speed not finite or not above 0,
-// memory, latency or time of an action below 0, a bandwidth not above 0, a node on two switches.
+// Checks a cluster. Returns kBadInput with rank or link and field for no ranks or replicas, or a
+// node on two switches. Speeds must be finite and above 0, and bandwidths above 0. Memory, latency
+// and time of an action must be at least 0.
 [[nodiscard]] Expected<void> validate(const Cluster& cluster);
 
-// `ranks` equal ranks on one node, no latency, unlimited bandwidth.
+// Returns a cluster of `ranks` equal ranks on one node, without latency and with unlimited
+// bandwidth.
 [[nodiscard]] Cluster equal_ranks(int ranks, Bytes memory = kUnlimitedMemory);
 
-// nodes x ranks_per_node equal ranks, node by node, no latency, unlimited bandwidth.
+// Returns a cluster of nodes x ranks_per_node equal ranks, node by node, without latency and with
+// unlimited bandwidth.
 [[nodiscard]] Cluster equal_nodes(int nodes, int ranks_per_node, Bytes memory = kUnlimitedMemory);
 
-// The same with `share` of every rank's memory left free, where memory is limited. Requires
-// 0 <= share < 1.
+// Returns the cluster with `share` of each rank's memory reserved, if it is limited. Requires 0 <=
+// share < 1.
 [[nodiscard]] Cluster with_head_room(Cluster cluster, double share);
 
 }  // namespace dynmo::cost

@@ -153,7 +153,7 @@ class BlockReader {
                         (keys_count && keys_.flag("mlp_bias", false));
   }
 
-  // Attention and MLP by turns. Blocks of a kind are equal.
+  // Reads alternating attention and MLP. Blocks of a kind are equal.
   void read_pairs() {
     const std::int64_t blocks = shape_.blocks;
     const std::vector<std::string> kinds = attention_kinds(keys_, row_, blocks);

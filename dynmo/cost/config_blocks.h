@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The half blocks that a config.json describes: which kind each block is, and its sizes.
+// The half blocks that a config.json describes: the kind of each block, and its sizes.
 
 #include <vector>
 
@@ -10,8 +10,9 @@
 
 namespace dynmo::cost {
 
-// Fills in the sizes, the fields that are common to all blocks, and the half blocks of `shape`,
-// which has sequence and micro-batch already. Faults stick in `keys`; the shape is then of no use.
+// Sets the sizes, the fields that all blocks have in common, and the half blocks of `shape`.
+// Sequence and micro-batch of `shape` are already set. Faults are recorded in `keys`. After one,
+// `shape` is not valid.
 void read_blocks(ConfigKeys& keys, const FamilyRow& row, TransformerShape& shape);
 
 }  // namespace dynmo::cost

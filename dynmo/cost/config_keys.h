@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The keys of a config.json, with the names and the defaults of its family. What is asked for is
-// remembered, so that a key that would change the shape and that nothing read can be refused.
+// The keys of a config.json, with the names and the defaults of its family. The keys that were read
+// are recorded. So a key that would change the shape and that nothing read can be refused.
 
 #include <cstdint>
 #include <initializer_list>
@@ -22,26 +22,27 @@ inline constexpr std::int64_t kMaxConfigSize = std::int64_t{1} << 30;
 
 class ConfigKeys {
  public:
-  // `json` is the object at `pointer`. A key that it gives as null has no default.
+  // Reads `json`, the object at `pointer` of the file `origin`. A key that the file sets to null
+  // has no default.
   ConfigKeys(const Json& json, const FamilyRow& row, std::string origin, std::string pointer);
   ConfigKeys(const ConfigKeys&) = delete;
   ConfigKeys& operator=(const ConfigKeys&) = delete;
 
-  // The value, or nullptr if it is absent or null.
+  // Returns the value, or nullptr if it is absent or null.
   [[nodiscard]] const Json* find(const std::string& key);
   [[nodiscard]] bool has(const std::string& key) { return find(key) != nullptr; }
-  // The first of these names that the file has, else the first.
+  // Returns the first of these names that the file has, else the first one.
   [[nodiscard]] std::string first_of(std::initializer_list<std::string_view> keys);
-  // A whole number from `least` to kMaxConfigSize; missing without a fallback.
+  // Returns a whole number from `least` to kMaxConfigSize. Without a fallback the key is required.
   [[nodiscard]] std::int64_t size(const std::string& key, std::optional<std::int64_t> fallback = {},
                                   std::int64_t least = 1);
   [[nodiscard]] bool flag(const std::string& key, bool fallback);
-  // One string, number or flag a block, as text; empty if it is absent. A list may be longer: it
-  // ends with the blocks of multi-token prediction.
+  // Returns the text of one string, number or flag for each block, or nothing if the key is absent.
+  // A list may be longer: it ends with the blocks of multi-token prediction.
   [[nodiscard]] std::vector<std::string> list(const std::string& key, std::int64_t blocks);
 
   void fail(const std::string& key, std::string_view message);
-  // Refuses the first key of the file that changes shapes, is set, and was not asked for.
+  // Refuses the first key of the file that changes shapes, is set, and was not read.
   void refuse_unread(std::string_view type);
   [[nodiscard]] Expected<void> finish();
 

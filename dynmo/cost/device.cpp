@@ -19,8 +19,8 @@ namespace {
 constexpr double kLaunch = 5e-6;
 constexpr double kMessage = 10e-6;
 
-// NVIDIA, "H200 Tensor Core GPU" data sheet, SXM: 1,979 TFLOP/s bfloat16 with sparsity, half of
-// that dense; 141 GB at 4.8 TB/s; NVLink 900 GB/s, both directions together.
+// NVIDIA, "H200 Tensor Core GPU" data sheet, SXM. 1,979 TFLOP/s bfloat16 with sparsity, half of
+// that dense. 141 GB at 4.8 TB/s. NVLink 900 GB/s, both directions together.
 Device h200() {
   Device device;
   device.name = "h200";
@@ -65,9 +65,9 @@ Device a100() {
   return device;
 }
 
-// Two cores with AVX-512, as we measured them: float32 products of [m x 1024] by [1024 x 512] at
-// 271 GFLOP/s, which is no peak but what products reach, so their efficiency is 1. The bandwidth of
-// two DDR4-2666 channels and the core's efficiency are assumptions.
+// Two cores with AVX-512, as we measured them. Float32 products of [m x 1024] by [1024 x 512] reach
+// 271 GFLOP/s. That is not a peak but the speed of products, so their efficiency is 1. The
+// bandwidth of two DDR4-2666 channels and the core's efficiency are assumptions.
 Device cpu() {
   Device device;
   device.name = "cpu";

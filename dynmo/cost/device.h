@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A device describes the hardware of a rank for analytic costs: peak arithmetic, memory bandwidth,
-// and the share of them that training reaches. Presets of common devices, with the sources of their
-// numbers.
+// A device describes the hardware of a rank for analytic costs. It has the peak arithmetic, the
+// memory bandwidth, and the share of both that training reaches. Presets of common devices have the
+// sources of their numbers.
 
 #include <string>
 #include <string_view>
@@ -22,13 +22,14 @@ struct Device {
   double matrix_efficiency = 1;      // share of the peak that large products reach
   double core_efficiency = 1;        // share of the peak that attention's core reaches
   double bandwidth_efficiency = 1;   // share of the bandwidth that element-wise kernels reach
-  // Share of the speed of its kernels, as the three above give it, that whole training steps reach:
-  // launches, gaps and recomputation take the rest. Calibrated on published runs (docs/costs.md).
+  // Share that whole training steps reach of the speed of their kernels, which the three fields
+  // above give. Launches, gaps and recomputation take the rest. Calibrated on published runs
+  // (docs/costs.md).
   double utilization = 1;
   Bytes memory;
   double bytes_per_element = 2;  // activations and messages
-  // Training state of a parameter. Megatron-LM's mixed precision: bfloat16 weight, float32
-  // gradient, float32 master copy and two moments, 18 bytes together.
+  // Training state of a parameter, as in Megatron-LM's mixed precision. A bfloat16 weight, float32
+  // gradient, float32 master copy and two moments have 18 bytes together.
   double bytes_per_parameter = 2;
   double bytes_per_gradient = 4;
   double bytes_per_optimizer = 12;
@@ -36,15 +37,15 @@ struct Device {
   Link between_nodes;  // without the latency of software above it
 };
 
-// kBadInput naming device and field: rates, memory or bytes not above 0 or not finite, an
-// efficiency outside (0, 1].
+// Checks a device. Returns kBadInput with device and field. Rates, memory and bytes must be finite
+// and above 0, and efficiencies in (0, 1].
 [[nodiscard]] Expected<void> validate(const Device& device);
 
-// h200 h100 a100 cpu; docs/costs.md has the table with every source.
+// Returns h200, h100, a100 and cpu. docs/costs.md has the table with every source.
 [[nodiscard]] const std::vector<Device>& devices();
 
-// Finds a device by name, in small or capital letters; kBadInput with the nearest name or all of
-// them.
+// Finds a device by name, in small or capital letters. Returns kBadInput with the nearest name or
+// all of them.
 [[nodiscard]] Expected<Device> find_device(std::string_view name);
 
 }  // namespace dynmo::cost

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The model types of Hugging Face's transformers that the planner reads, one row a family: which
-// classes have its language-model head, what its half blocks hold, and the values of absent keys.
+// The model types of Hugging Face's transformers that the planner reads, one row for each family. A
+// row has the classes with a language-model head, the parts of half blocks, and the values of
+// absent keys.
 
 #include <string>
 #include <string_view>
@@ -10,7 +11,7 @@
 
 namespace dynmo::cost {
 
-// A family's half blocks hold this beyond those of Llama.
+// A property of a family's half blocks beyond those of Llama.
 enum Trait : unsigned {
   kLayerNorm = 1U << 0,         // norms have biases
   kUngated = 1U << 1,           // an MLP of two matrices
@@ -52,9 +53,9 @@ struct FamilyRow {
   [[nodiscard]] bool has(Trait trait) const { return (traits & trait) != 0; }
 };
 
-// nullptr if no row has the type.
+// Finds the row of a model type. Returns nullptr if there is none.
 [[nodiscard]] const FamilyRow* find_family(std::string_view type);
-// All values of model_type, in order.
+// Returns all values of model_type, in order.
 [[nodiscard]] std::vector<std::string> family_types();
 
 }  // namespace dynmo::cost

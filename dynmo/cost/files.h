@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Profile ("dynmo-profile-1") and cluster ("dynmo-cluster-1") files, JSON as docs/formats.md says.
+// Profile ("dynmo-profile-1") and cluster ("dynmo-cluster-1") files, JSON as in docs/formats.md.
 
 #include <filesystem>
 #include <string_view>
@@ -13,7 +13,8 @@
 
 namespace dynmo::cost {
 
-// kBadInput with file and JSON pointer: missing or unknown key, NaN, negative, no layers.
+// Reads the costs of a profile. Returns kBadInput with file and JSON pointer for a missing or
+// unknown key, NaN, a negative value, or no layers.
 [[nodiscard]] Expected<ModelCost> parse_profile(const Json& json, std::string_view origin);
 [[nodiscard]] Expected<ModelCost> read_profile(const std::filesystem::path& path);
 [[nodiscard]] Json profile_json(const ModelCost& model);

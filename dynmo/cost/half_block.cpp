@@ -16,8 +16,8 @@ HalfBlock with_norms(LayerKind kind, std::string name, const BlockNorms& norms) 
   return half;
 }
 
-// These are the tensors that an MLP keeps and moves by its width: input and output of the
-// activation function; the gated kind has two inputs.
+// Returns the tensors that an MLP keeps and moves by its width: input and output of the activation
+// function. The gated kind has two inputs.
 double mlp_tensors(bool gated) { return gated ? 3 : 2; }
 
 void add_mlp(HalfBlock& half, double hidden, double width, bool gated, bool biases) {

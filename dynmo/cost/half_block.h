@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The amounts of a half block for a token: weights, products, stash. Every family of decoders is
-// put together from these few kinds (hugging_face.h); costs follow from their sums alone
-// (transformer.h). docs/costs.md has the formulas.
+// The amounts of a half block for a token: weights, products, stash. Every family of decoders
+// consists of these few kinds (hugging_face.h). Costs follow from their sums alone (transformer.h).
+// docs/costs.md has the formulas.
 
 #include <cstdint>
 #include <string>
@@ -39,7 +39,7 @@ struct HalfBlock {
   friend bool operator==(const HalfBlock&, const HalfBlock&) = default;
 
   void multiply(double in, double out, bool bias = false);
-  // A norm within the half block: its weights, its input in the stash, read and written.
+  // Adds a norm within the half block: its weights, its input in the stash, read and written.
   void norm(double width, double weights);
 };
 
@@ -75,8 +75,8 @@ struct AttentionShape {
 };
 [[nodiscard]] HalfBlock attention_half(const AttentionShape& shape);
 
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values by way of a narrow
-// latent vector, and queries too unless `query_rank` is 0.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). Keys and values are computed from a
+// narrow latent vector, and queries too unless `query_rank` is 0.
 struct LatentAttentionShape {
   BlockNorms norms;
   double heads = 0;
@@ -93,9 +93,9 @@ struct LatentAttentionShape {
 };
 [[nodiscard]] HalfBlock latent_attention_half(const LatentAttentionShape& shape);
 
-// Attention of DeepSeek-V4: one key of `head_size` for all heads, which is the value too, and an
-// output by way of `groups` narrow vectors. `compression` tokens become one key: 0, 4 (with an
-// indexer) or more.
+// Attention of DeepSeek-V4. All heads have one key of `head_size`, which is the value too. The
+// output is computed by way of `groups` narrow vectors. `compression` tokens become one key: 0, 4
+// (with an indexer) or more.
 struct CompressedAttentionShape {
   BlockNorms norms;
   double heads = 0;

@@ -46,8 +46,7 @@ Expected<void> validate(const LayerCost& layer, std::size_t index) {
       {"boundary_bytes", layer.boundary_bytes},
   }};
   for (const auto& [field, bytes] : amounts) {
-    // 2^50 bytes are a pebibyte: more in one layer is a unit gone wrong, and sums must not
-    // overflow.
+    // More than a pebibyte (2^50 bytes) in one layer is a wrong unit, and sums must not overflow.
     if (bytes < Bytes{0} || bytes > Bytes{std::int64_t{1} << 50}) {
       return make_error(ErrorCode::kBadInput,
                         "layer {} ('{}'): {} is {}, wanted bytes from 0 to 2^50", index, layer.name,

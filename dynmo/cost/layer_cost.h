@@ -12,7 +12,7 @@
 
 namespace dynmo::cost {
 
-// Times are seconds for one micro-batch on a rank of speed 1; `update_s` is once a step.
+// Times are seconds for one micro-batch on a rank of speed 1. `update_s` is once a step.
 struct LayerCost {
   std::string name;
   double forward_s = 0;
@@ -26,8 +26,8 @@ struct LayerCost {
   Bytes activation_bytes;  // stash of one micro-batch, from the start of F to the end of W
   Bytes boundary_bytes;    // output sent to the next layer, one micro-batch
   bool frozen = false;     // runs forward only if all layers before it are frozen too
-  // Time of the products with the layer's matrices relative to all of them dense, as expected of
-  // what pruning has left: costs measured at one value follow for another (control/profiler.h).
+  // Expected time of the products with the layer's matrices after pruning, relative to dense
+  // matrices. Costs measured at one value are scaled to another (control/profiler.h).
   double product_time = 1;
   friend bool operator==(const LayerCost&, const LayerCost&) = default;
 };
@@ -36,30 +36,32 @@ struct ModelCost {
   std::vector<LayerCost> layers;  // by LayerId
 
   [[nodiscard]] int size() const { return static_cast<int>(layers.size()); }
-  // Length of the frozen prefix: layers that run forward only, stash nothing, get no gradient.
+  // Returns the length of the frozen prefix. Its layers run forward only, stash nothing and get no
+  // gradient.
   [[nodiscard]] int frozen_layers() const;
   friend bool operator==(const ModelCost&, const ModelCost&) = default;
 };
 
-// More than these in one layer is a unit gone wrong, and would overflow sums.
+// Limits for one layer. Larger values are a wrong unit, and would overflow sums.
 inline constexpr double kMaxSeconds = 1e6;
 inline constexpr Bytes kMaxBytes{std::int64_t{1} << 50};
 
-// kBadInput naming layer and field: no layers, a time that is negative, not finite or above
-// kMaxSeconds, bytes below 0 or above kMaxBytes, a product_time outside (0, 1].
+// Checks the costs of a model. Returns kBadInput with layer and field, or for no layers. Times must
+// be finite, and from 0 to kMaxSeconds. Bytes must be 0 to kMaxBytes, and product_time in (0, 1].
 [[nodiscard]] Expected<void> validate(const ModelCost& model);
-// The same, and that `micro_batches` is at least 1 and the bytes of all of them stay below 2^62.
+// Like validate(), and also checks the micro-batches. There must be at least 1, and their bytes
+// must stay below 2^62.
 [[nodiscard]] Expected<void> validate(const ModelCost& model, int micro_batches);
 
-// Work of one micro-batch: F + I + W, what does not run left out (I and W of the frozen prefix; W
-// of a frozen layer behind it), plus the layer's share update_s / micro_batches of the step's end.
+// Returns the seconds of one micro-batch: F + I + W + update_s / micro_batches. Passes that do not
+// run are left out. These are I and W of the frozen prefix, and W of a frozen layer behind it.
 [[nodiscard]] double work_s(const ModelCost& model, int layer, int micro_batches);
 
-// work_s of every layer, in one pass.
+// Returns work_s() of every layer, in one pass.
 [[nodiscard]] std::vector<double> layer_work_s(const ModelCost& model, int micro_batches);
 
-// Parameters, gradients and optimizer state as the rank holds them (frozen: parameters and their
-// copy only).
+// Returns the bytes of parameters, gradients and optimizer state that a rank holds. A frozen layer
+// has only the parameters and their copy.
 [[nodiscard]] Bytes state_bytes(const LayerCost& layer);
 
 }  // namespace dynmo::cost

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A sample holds the measurements of one training step, as all ranks agree on them; the profiler
-// (control/) turns samples into costs.
+// A sample holds the measurements of one training step, as all ranks agree on them. The profiler
+// (control/) converts samples into costs.
 
 #include <cstdint>
 #include <optional>
@@ -13,8 +13,8 @@
 
 namespace dynmo::cost {
 
-// Seconds of one layer for one micro-batch, of its device. A fused B counts as its two halves;
-// reading the tokens counts to the first layer's forward, the targets to the last one's.
+// Seconds of one layer for one micro-batch, on its device. A fused B counts as its two halves.
+// Reading the tokens counts to the first layer's forward, the targets to the last one's.
 struct LayerTime {
   double forward_s = 0;
   double input_gradient_s = 0;
@@ -27,13 +27,13 @@ struct LayerSample {
   LayerTime time;
   double update_s = 0;        // of the step before (the update comes after the exchange)
   Bytes stash_bytes;          // of one micro-batch; 0: not metered in this step
-  Bytes boundary_bytes = {};  // that it sends where it ends a stage, mean; 0: as known before
-  // Work of the step as the layer's source counts it, in any unit; 0: nobody counts it.
+  Bytes boundary_bytes = {};  // mean sent if it ends a stage; 0: as known before
+  // Work of the step as the layer's source counts it, in any unit; 0: not counted.
   double work = 0;
   friend bool operator==(const LayerSample&, const LayerSample&) = default;
 };
 
-// Returns the sample that a layer of these costs would give if everything took `factor` x as long.
+// Returns the sample of a layer with these costs if everything takes `factor` times as long.
 [[nodiscard]] inline LayerSample sample_of(const LayerCost& layer, double factor = 1) {
   return {.time = {.forward_s = factor * layer.forward_s,
                    .input_gradient_s = factor * layer.backward_input_s,
@@ -45,9 +45,9 @@ struct LayerSample {
 
 // The overhead of a step outside its layers, as all ranks agreed on it.
 struct StepSample {
-  std::optional<double> overhead_s;  // after the schedule, beside the update: least of any rank
-  std::optional<double> action_s;    // of an action, not waiting: mean over all of all ranks
-  std::optional<double> message_s;   // of a message to the next rank whose both ends are posted
+  std::optional<double> overhead_s;  // after the schedule, without the update: minimum of all ranks
+  std::optional<double> action_s;    // of an action without waiting: mean over all of all ranks
+  std::optional<double> message_s;   // of a message to the next rank after both ends are posted
   std::optional<double> reduction_bytes_per_s;  // of a ring over the replicas
   friend bool operator==(const StepSample&, const StepSample&) = default;
 };
@@ -60,16 +60,16 @@ struct Charges {
   friend bool operator==(const Charges&, const Charges&) = default;
 };
 
-// One step, as all ranks have it alike.
+// One step, with the same values on all ranks.
 struct Observation {
   std::vector<LayerSample> layers;  // by LayerId
   StepSample overhead = {};
   Charges charges = {};
-  std::int64_t steps = 1;  // that it stands for, itself included: not every one may be measured
+  std::int64_t steps = 1;  // steps that it stands for, itself included, as not all are measured
   friend bool operator==(const Observation&, const Observation&) = default;
 };
 
-// Training announces a change of costs with this value before the change is measured.
+// Announces a change of costs that a training knows of before it is measured.
 enum class Announced {
   kNothing,    // drift is only seen in the costs
   kWork,       // the work of layers has changed: new costs have to be measured

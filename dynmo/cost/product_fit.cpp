@@ -21,7 +21,7 @@ using Terms = std::array<double, kTerms>;
 // A block that is cut off at the edge of the matrix is a segment, too.
 std::int64_t blocks(std::int64_t size) { return (size + kSegment - 1) / kSegment; }
 
-// The expected number of segments of a row of so many places.
+// Returns the expected number of segments of a row with `places` places.
 double expected_segments(double density, std::int64_t places) {
   const auto occupied = [&](std::int64_t n) {
     return 1 - std::pow(1 - density, static_cast<double>(n));

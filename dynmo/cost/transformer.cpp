@@ -59,8 +59,8 @@ double mean_keys(const AttentionCore& core, const Sizes& n) {
   return core.window * (1 - kCausal * core.window / n.sequence);
 }
 
-// Stash: log-sum-exps of fused attention (4 bytes a head and token), else the matrix of
-// probabilities, and with dropout its mask and what the mask leaves.
+// Adds the scores and their stash. Fused attention keeps log-sum-exps (4 bytes a head and token),
+// otherwise the matrix of probabilities is kept. Dropout adds its mask and the masked matrix.
 void add_core(const AttentionCore& core, const TransformerShape& shape, const Sizes& n,
               LayerWork& work) {
   const double widths = core.heads * (core.query_size + core.value_size);

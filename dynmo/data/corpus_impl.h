@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The files that a preparation reads, and their text in blocks that can be worked on one by one.
-// Which blocks there are follows from the files alone, so that results do not depend on who works
-// on which.
+// The files that a preparation reads, and their text in blocks that are processed separately. The
+// blocks follow from the files alone, so results do not depend on how threads share them.
 
 #include <cstdint>
 #include <filesystem>
@@ -22,8 +21,8 @@ namespace dynmo::data {
 struct CorpusFile {
   std::filesystem::path path;
   std::string name;        // relative to what the user gave
-  std::int64_t bytes = 0;  // when it was listed: no more are read
-  // Whether its name says so: .jsonl, .ndjson.
+  std::int64_t bytes = 0;  // at the time of listing; no more are read
+  // Returns whether the name ends with .jsonl or .ndjson.
   [[nodiscard]] bool is_named_json_lines() const;
   [[nodiscard]] bool is_named_json() const;  // .json
 };
@@ -31,25 +30,26 @@ struct CorpusFile {
 struct Corpus {
   std::vector<CorpusFile> files;
   std::int64_t bytes = 0;
-  PrepareReport skipped;  // what was passed over without being read
+  PrepareReport skipped;  // files that were skipped without reading
 };
 
-// Files in the order of `paths`, folders by sorted names. kBadInput: a path that is neither a file
-// nor a folder, or a compressed file given by itself.
+// Lists files in the order of `paths`, and those of folders by sorted names. Returns kBadInput for
+// a path that is neither a file nor a folder, or that names a compressed file.
 [[nodiscard]] Expected<Corpus> list_corpus(std::span<const std::filesystem::path> paths,
                                            const std::vector<std::string>& endings);
 
-// Text is tokenized in pieces of at most this: documents up to it as a whole, longer ones cut
-// behind the end of a line (of a character where a piece has none).
+// Maximum size of a piece of text that is tokenized. Longer documents are cut behind a line end, or
+// behind a character if a piece has none.
 inline constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
-// A line of JSON lines is read as a whole, which takes some eight times its size.
+// Maximum size of a line of JSON lines. A line is read as a whole, which takes some eight times its
+// size.
 inline constexpr std::size_t kMaxLine = std::size_t{64} << 20;
 
 // Part of one file.
 struct Block {
   enum class Kind {
-    kFile,   // all of it, not looked at yet
-    kPiece,  // of a file that is text
+    kFile,   // all of it, not yet examined
+    kPiece,  // of a text file
     kLines,  // whole lines of JSON lines
   };
   Kind kind = Kind::kFile;
@@ -60,22 +60,22 @@ struct Block {
   std::string text;
 };
 
-// A file that is no text, and why.
+// A file that is not text, and the reason.
 struct NotText {
   const CorpusFile* file = nullptr;
   std::string why;
 };
 
-// Reads the blocks of a corpus in order. One thread.
+// Reads the blocks of a corpus in order. One thread uses it.
 class BlockReader {
  public:
   BlockReader(const Corpus& corpus, const PrepareOptions& options)
       : corpus_(corpus), format_(options.format), text_key_(options.text_key) {}
-  // False at the end. kBadInput: a file that cannot be read, a line above kMaxLine, a .json file of
-  // something else than JSON lines.
+  // Reads the next block. Returns false at the end. Returns kBadInput for an unreadable file, a
+  // line above kMaxLine, or a .json file that is not JSON lines.
   [[nodiscard]] Expected<bool> next(Block& block);
-  [[nodiscard]] std::int64_t bytes() const { return bytes_; }  // of the corpus, behind us
-  // Files above kPieceBytes that turned out to be no text.
+  [[nodiscard]] std::int64_t bytes() const { return bytes_; }  // of the corpus, read so far
+  // Returns files above kPieceBytes that are not text.
   [[nodiscard]] const std::vector<NotText>& binary() const { return binary_; }
 
  private:
@@ -105,25 +105,26 @@ class BlockReader {
 // A document, or a piece of one.
 struct Document {
   std::string_view text;
-  std::string_view name;    // of the document: relative, with the line behind a colon
+  // Name of the document: its relative path, with a colon and the line.
+  std::string_view name;
   std::int64_t piece = 0;   // from 0
   std::int64_t offset = 0;  // bytes of the document before it
-  bool last = true;         // it ends the document
+  bool last = true;         // last piece of the document
   const CorpusFile* file = nullptr;
 };
 
-// Counts what blocks of the corpus hold.
+// Counts of the content of blocks.
 struct BlockCounts {
   std::int64_t files = 0;                        // begun, and text
   std::int64_t json_lines = 0;                   // of those
-  const CorpusFile* first_by_content = nullptr;  // of those, the first that is not named so
+  const CorpusFile* first_by_content = nullptr;  // first one of those without such a name
   std::int64_t documents = 0;
   std::int64_t empty = 0;
   std::vector<NotText> binary;
 };
 
-// Calls `take` with every document of the blocks, in order. kBadInput: a line that is no object
-// with a string under `text_key`.
+// Calls `take` for each document of the blocks, in order. Returns kBadInput for a line that is not
+// an object with a string under `text_key`.
 [[nodiscard]] Expected<BlockCounts> for_each_document(
     std::span<const Block> blocks, const std::string& text_key,
     const std::function<void(const Document&)>& take);

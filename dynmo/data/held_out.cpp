@@ -13,8 +13,8 @@ namespace {
 
 // A document above this share of the text is not held out whole.
 constexpr double kMaxWholeShare = 0.1;
-// A corpus of fewer bytes is read through to know how much text it has; of a larger one the bytes
-// of its files are taken, and no line of JSON lines is looked for that is a tenth of it.
+// A corpus of fewer bytes is read completely to measure its text. For a larger one the bytes of its
+// files are used. There no line of JSON lines counts as a tenth of it.
 constexpr std::int64_t kReadThrough = std::int64_t{256} << 20;
 
 // The same for a document whatever else is prepared with it. `name` is relative to what the user
@@ -141,8 +141,8 @@ class HeldOutChoice {
     if (drawn_.size() > kMost) drawn_.pop_back();
   }
 
-  // Of those that a larger share would draw one after the other, the ones that are smaller than all
-  // before: how small it must be is known at the end.
+  // Collects the documents that a larger share would draw, in that order, if they are smaller than
+  // all before. The required size is known only at the end.
   void take_candidate() {
     const auto sooner = [](const Candidate& a, const Candidate& b) { return a.place < b.place; };
     auto at = std::ranges::upper_bound(candidates_, current_, sooner);

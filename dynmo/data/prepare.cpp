@@ -80,7 +80,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-// Nothing is lost that somebody may want: a data set, a run, the text itself.
+// Refuses to overwrite a data set, a run, or the text itself.
 Expected<void> check_out_folder(std::span<const fs::path> paths, const Corpus& corpus,
                                 const PrepareOptions& options) {
   const std::vector<std::string> names = names_in(options.out);
@@ -351,6 +351,12 @@ Expected<PrepareReport> Preparation::finish() {
             ? ""
             : fmt::format(" ('{}' is none: {})", report_.first_binary, report_.why_binary),
         report_.skipped_empty, fmt::join(options_.endings, ","));
+  }
+  if (report_.json_lines == 0 && options_.text_key != PrepareOptions{}.text_key) {
+    return make_error(ErrorCode::kBadInput,
+                      "text_key is {}, but none of the {} files is JSON lines: wanted such a file, "
+                      "or no text key",
+                      options_.text_key, report_.files);
   }
   // A folder without dataset.json is no data set: from here until the new one is written.
   std::error_code fault;

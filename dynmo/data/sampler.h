@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which tokens sample i of a run is: a pure function of (seed, i), so that any rank can draw any
-// sample at any time, a restarted run goes on where it stopped, and the number of ranks changes
-// nothing.
+// The tokens of sample i of a run, as a pure function of (seed, i). So any rank can draw any sample
+// at any time, and a restarted run continues where it stopped. The number of ranks changes nothing.
 
 #include <cstdint>
 #include <span>
@@ -15,29 +14,30 @@
 namespace dynmo::data {
 
 struct SamplerOptions {
-  std::int64_t sequence = 0;    // T: inputs a sample
+  std::int64_t sequence = 0;    // T: input tokens of a sample
   std::int32_t vocabulary = 0;  // every token must be below it
   std::uint64_t seed = 0;
 };
 
-// A token that the model does not have: the shard belongs to another tokenizer, or has changed.
+// A token that the model does not have: the shard is of another tokenizer, or has changed.
 struct ForeignShard : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A pass over the data visits W = (N - 1) / T windows of T + 1 tokens once each; neighbours share
-// one token, since a window's last token is only a target. The order is a keyed permutation of the
-// pass: an alternating Feistel network on Z_a x Z_b with a * b >= W (Black and Rogaway, "Ciphers
-// with arbitrary finite domains", CT-RSA 2002) whose round function is philox, walked along its
-// cycle until it is below W. So it needs no memory and no shuffling. Windows run across the ends of
-// documents and shards. Each pass shifts all windows by its own draw from the (N - 1) mod T tokens
-// left over.
+// A pass over the data visits W = (N - 1) / T windows of T + 1 tokens once each. Neighbours share
+// one token, since a window's last token is only a target. Windows may cross the ends of documents
+// and shards. Each pass shifts all windows by its own draw from the (N - 1) mod T tokens left over.
 //
-// A value; any number of threads may sample.
+// The order is a keyed permutation of the pass, so it needs no memory and no shuffling. It is an
+// alternating Feistel network on Z_a x Z_b with a * b >= W. (Black and Rogaway, "Ciphers with
+// arbitrary finite domains", CT-RSA 2002.) Its round function is philox. An image is mapped again
+// until it is below W.
+//
+// A value. Any number of threads may sample.
 class Sampler {
  public:
-  // kBadInput if the shards have fewer than T + 1 tokens (says how many). Requires T >= 1,
-  // vocabulary >= 1.
+  // Makes a sampler. Returns kBadInput if the shards have fewer than T + 1 tokens, with their
+  // number. Requires T >= 1, vocabulary >= 1.
   [[nodiscard]] static Expected<Sampler> make(const TokenShards& shards,
                                               const SamplerOptions& options);
 
@@ -45,11 +45,11 @@ class Sampler {
   [[nodiscard]] std::int64_t windows() const { return windows_; }  // samples a pass
   [[nodiscard]] std::int64_t sequence() const { return options_.sequence; }
 
-  // First token of sample `index`. Requires index >= 0.
+  // Returns the first token of sample `index`. Requires index >= 0.
   [[nodiscard]] std::int64_t position(std::int64_t index) const;
 
-  // The T + 1 tokens of sample `index`: inputs are the first T, targets the last T. Throws
-  // ForeignShard, naming the shard, if a token is not below the vocabulary.
+  // Copies the T + 1 tokens of sample `index`: inputs are the first T, targets the last T. Throws
+  // ForeignShard, which names the shard, if a token is not below the vocabulary.
   void sample(std::int64_t index, std::span<std::int32_t> tokens) const;
   void sample(std::int64_t index, std::span<std::int64_t> tokens) const;
 

@@ -75,15 +75,14 @@ class SentencePiece final : public Tokenizer {
   std::string_view model() const override { return model_; }
 
  private:
-  // SentencePiece takes twice as long for a byte of a text of megabytes as of one that fits the
-  // cache, and some 100 bytes of memory.
+  // For a text of megabytes, SentencePiece takes twice as long a byte as for a text that fits the
+  // cache. It also takes some 100 bytes of memory a byte.
   static constexpr std::size_t kFastBytes = std::size_t{1} << 15;
-  // A text without spaces is cut here, anywhere: the one place where tokens are not those of the
-  // whole.
+  // A text without spaces is cut here, anywhere. Only there tokens differ from those of the whole.
   static constexpr std::size_t kMaxWordBytes = std::size_t{1} << 18;
 
-  // Whether the tokens before `i` and from it on are those of the whole: behind the end of a line,
-  // and before the spaces in front of a word.
+  // Returns whether the tokens before `i` and from it on are those of the whole. This holds behind
+  // the end of a line, and before the spaces before a word.
   static bool is_boundary(std::string_view text, std::size_t i) {
     return text[i - 1] == '\n' || (text[i] == ' ' && text[i - 1] != ' ');
   }
@@ -106,8 +105,8 @@ class SentencePiece final : public Tokenizer {
     tokens.insert(tokens.end(), ids.begin(), ids.end());
   }
 
-  // Whether the tokens of a text are those of its words: no piece goes across the end of a line or
-  // from a word to the spaces behind it, and spaces are neither dropped nor put in.
+  // Returns whether the tokens of a text are those of its words. No piece may cross the end of a
+  // line, or reach from a word to the spaces behind it. Spaces must be neither dropped nor added.
   [[nodiscard]] bool keeps_words() const {
     for (const std::string& text : texts_) {
       for (std::size_t i = 1; i < text.size(); ++i) {

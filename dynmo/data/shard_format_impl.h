@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The fixed part of a token index; the arrays follow: int32 sizes[sequences], int64
+// The fixed part of a token index. The arrays follow: int32 sizes[sequences], int64
 // pointers[sequences], int64 boundaries[documents].
 
 #include <cstddef>

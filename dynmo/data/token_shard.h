@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Token shards in Megatron's indexed format: PREFIX.bin holds the tokens back to back, PREFIX.idx
-// says where sequences and documents end. Shards that Megatron's preprocessing wrote are read as
-// they are. The index, all numbers little-endian:
+// Token shards in Megatron's indexed format. PREFIX.bin has the tokens back to back. PREFIX.idx has
+// the ends of sequences and documents. Shards written by Megatron's preprocessing are read
+// unchanged. The index, all numbers little-endian:
+//
 //   9 bytes    MMIDIDX\0\0
 //   8          version, 1
 //   1          TokenType
@@ -27,7 +28,7 @@
 
 namespace dynmo::data {
 
-// Type of a token in the .bin; the values are the format's codes. Floating-point shards (6, 7) hold
+// Type of a token in the .bin. The values are the format's codes. Floating-point shards (6, 7) have
 // no tokens and are refused.
 enum class TokenType : std::uint8_t {
   kUint8 = 1,
@@ -52,9 +53,9 @@ struct ShardSummary {
 // A shard, mapped read-only. A value: copies share the mapping. Any number of threads may read.
 class TokenShard {
  public:
-  // Opens PREFIX.bin and PREFIX.idx and checks all of the index against both files' sizes.
-  // kBadInput, naming the file and what is wrong with it: missing, truncated, trailing bytes,
-  // another format, sizes or pointers or documents that do not add up.
+  // Opens PREFIX.bin and PREFIX.idx and checks the whole index against both files' sizes. Returns
+  // kBadInput with the file and its fault: missing, truncated, trailing bytes, another format, or
+  // inconsistent sizes, pointers or documents.
   [[nodiscard]] static Expected<TokenShard> open(const std::filesystem::path& prefix);
 
   [[nodiscard]] const std::filesystem::path& prefix() const { return prefix_; }
@@ -62,18 +63,20 @@ class TokenShard {
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
   [[nodiscard]] std::int64_t sequences() const { return sequences_; }
   [[nodiscard]] std::int64_t documents() const { return documents_; }
-  // First token and number of tokens of a document. Requires 0 <= document < documents().
+  // First token and number of tokens of a document.
   struct Range {
     std::int64_t first = 0;
     std::int64_t count = 0;
   };
+  // Returns the tokens of a document. Requires 0 <= document < documents().
   [[nodiscard]] Range document(std::int64_t document) const;
 
-  // Copies the tokens from `first` on. Requires 0 <= first and first + tokens.size() <= tokens().
-  // A value that does not fit an int32 comes out negative.
+  // Copies the tokens from `first` on. Requires 0 <= first and first + tokens.size() <= tokens(). A
+  // value that does not fit an int32 becomes negative.
   void read(std::int64_t first, std::span<std::int32_t> tokens) const;
 
-  // Reads both files through. The digests are those of the writer's summary if nothing has changed.
+  // Reads both files completely. The digests equal those of the writer's summary if nothing has
+  // changed.
   [[nodiscard]] ShardSummary summary() const;
 
  private:
@@ -90,12 +93,12 @@ class TokenShard {
   std::int64_t documents_ = 0;
 };
 
-// The type that holds all tokens below `vocabulary`: uint16, or int32 above 65536.
+// Returns the type for all tokens below `vocabulary`: uint16, or int32 above 65536.
 [[nodiscard]] TokenType token_type_for(std::int32_t vocabulary);
 
-// Writes a shard as a stream: the tokens go to the disk as they come, the index (about 12 bytes a
-// document) is kept until finish(). Both files appear under their names, durably, only then; a
-// writer that is destroyed before leaves nothing behind. One thread.
+// Writes a shard as a stream. Tokens are written as they come, and the index (about 12 bytes a
+// document) is kept until finish(). Both files appear under their names, durably, only then. A
+// writer that is destroyed before leaves no files. One thread uses it.
 class TokenShardWriter {
  public:
   [[nodiscard]] static Expected<TokenShardWriter> create(const std::filesystem::path& prefix,
@@ -104,13 +107,14 @@ class TokenShardWriter {
   TokenShardWriter& operator=(TokenShardWriter&&) noexcept;
   ~TokenShardWriter();
 
-  // More tokens of the current document, each within the range of the type. A document may have any
-  // length: the format's limit of 2^31 - 1 tokens a sequence is met by starting another sequence of
-  // the same document.
+  // Adds tokens to the current document, each within the range of the type. A document may have any
+  // length. The format limits a sequence to 2^31 - 1 tokens, so a longer document has several
+  // sequences.
   [[nodiscard]] Expected<void> append(std::span<const std::int32_t> tokens);
-  // Requires at least one token since the last call.
+  // Ends the current document. Requires at least one token since the last call.
   void end_document();
-  // Requires all tokens to be in ended documents. Nothing may be called after it.
+  // Publishes both files. Requires that all tokens are in ended documents. Nothing may be called
+  // after it.
   [[nodiscard]] Expected<ShardSummary> finish();
 
  private:

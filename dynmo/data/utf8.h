@@ -10,25 +10,26 @@
 
 namespace dynmo::data {
 
-// Where a stream of bytes stands inside a character.
+// The position of a stream of bytes inside a character.
 struct Utf8State {
   int expected = 0;            // continuation bytes still to come
   std::uint8_t lowest = 0x80;  // bounds of the next continuation byte
   std::uint8_t highest = 0xBF;
 
-  // False if `byte` cannot follow: the state is then that between two characters.
+  // Adds a byte. Returns false if `byte` cannot follow. The state is then that between two
+  // characters.
   [[nodiscard]] bool accept(std::uint8_t byte);
 };
 
-// Whether a stream of bytes is text: valid UTF-8 without NUL.
+// Checks whether a stream of bytes is text: valid UTF-8 without NUL.
 class TextCheck {
  public:
   void feed(std::string_view bytes);
-  // Whether all that was fed is text; a character that is not complete yet is none.
+  // Returns whether the bytes so far are text. An incomplete character is not.
   [[nodiscard]] bool is_text() const { return ok_ && state_.expected == 0; }
-  // False as soon as no further bytes can mend it.
+  // Returns false as soon as no further bytes can make it text.
   [[nodiscard]] bool can_be_text() const { return ok_; }
-  // Says why what was fed is no text: "byte 0xe9 at offset 3 is no UTF-8 ..."; "" if it is.
+  // Returns why the bytes are not text, "byte 0xe9 at offset 3 is no UTF-8 ...", or "" if they are.
   [[nodiscard]] std::string why_not() const;
 
  private:
@@ -39,13 +40,13 @@ class TextCheck {
   std::uint8_t first_ = 0;  // byte of it
 };
 
-// Makes whole characters of a stream that ends anywhere, such as the text of one token after
-// another. What is no UTF-8 becomes U+FFFD, one for each longest beginning of a character.
+// Returns whole characters of a stream that may end anywhere, such as the texts of successive
+// tokens. Invalid UTF-8 becomes U+FFFD, one for each longest beginning of a character.
 class WholeCharacters {
  public:
-  // The characters that are complete now.
+  // Adds bytes and returns the characters that are complete now.
   [[nodiscard]] std::string feed(std::string_view bytes);
-  // Returns the bytes of an incomplete character at the end.
+  // Ends the stream. Returns U+FFFD if it ends inside a character, else "".
   [[nodiscard]] std::string finish();
 
  private:
@@ -53,7 +54,7 @@ class WholeCharacters {
   Utf8State state_;
 };
 
-// Bytes at the end of `text` that begin a character which they do not complete: 0 to 3.
+// Returns the number of bytes at the end of `text` that begin an incomplete character: 0 to 3.
 [[nodiscard]] std::size_t incomplete_tail(std::string_view text);
 
 }  // namespace dynmo::data

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The sources of dynamism of one training may exclude each other, and settings of the run. One
-// table, for a check before a rank starts, for the page that shows it and for a test a cell. What a
-// source's own options exclude (freezing.rule with a device) is checked beside them.
+// Pairs of sources of dynamism that exclude each other in a training, and settings that exclude a
+// source. One table serves a check before a rank starts, a page of the docs, and a test for each
+// cell. Exclusions by a source's own options (freezing.rule with a device) are checked with the
+// options.
 
 #include <span>
 #include <string_view>
@@ -19,10 +20,11 @@ struct RefusedPair {
   std::string_view reason;
 };
 
-// The refused pairs, as tables; all other pairs work together. In docs/sources.md.
+// Returns the refused pairs of tables. All other pairs work together. In docs/sources.md.
 [[nodiscard]] std::span<const RefusedPair> refused_pairs();
 
-// `key` is that of a config, and its value written as a config has it.
+// A setting of a run that excludes a source. `key` is that of a config, and `value` its value
+// there.
 struct RefusedSetting {
   std::string_view source;
   std::string_view key;
@@ -30,11 +32,11 @@ struct RefusedSetting {
   std::string_view reason;
 };
 
-// Everything else goes with every source, whatever its options.
+// Returns the refused settings. All others work with every source, whatever its options.
 [[nodiscard]] std::span<const RefusedSetting> refused_settings();
 
-// kBadInput naming the first refused pair among `tables`, else the first one that does not go with
-// the setting, with the reason and what to switch off.
+// Checks a combination. Returns kBadInput with the first refused pair among `tables`, else the
+// first source that the setting excludes. The message has the reason and what to disable.
 [[nodiscard]] Expected<void> check_combination(std::span<const std::string_view> tables,
                                                const TrainingSetting& setting);
 

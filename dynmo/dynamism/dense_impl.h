@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The dense model that a source of dynamism makes cheaper: work and costs by layer, and which block
-// a layer belongs to.
+// The dense model that a source of dynamism makes cheaper. It has work and costs by layer, and each
+// layer's block.
 
 #include <string_view>
 #include <vector>
@@ -24,11 +24,12 @@ struct DenseModel {
 
   [[nodiscard]] int size() const { return costs.size(); }
   [[nodiscard]] cost::LayerKind kind(int layer) const;
-  // Costs of a layer that does this much work instead.
+  // Returns the costs of a layer with this work instead.
   [[nodiscard]] cost::LayerCost cost_of(const cost::LayerWork& layer) const;
 };
 
-// kBadInput as cost::transformer_costs says, or for steps below 1 (naming `source`).
+// Makes the dense model. Returns kBadInput as cost::transformer_costs does, or for steps below 1
+// (with `source`).
 [[nodiscard]] Expected<DenseModel> make_dense(std::string_view source, const LoadInputs& inputs);
 
 }  // namespace dynmo::dynamism

@@ -15,8 +15,8 @@ double normal_at(std::uint64_t key, std::uint64_t knot) {
 
 }  // namespace
 
-// Deviates at whole positions, blended with cosine and sine so that the squares of their weights
-// sum to 1 and the std is 1 in between too.
+// Blends deviates at whole positions with cosine and sine. The squares of their weights sum to 1,
+// so that the std is 1 in between, too.
 double drift(std::uint64_t key, double position) {
   const double knot = std::floor(position);
   const double angle = (position - knot) * std::numbers::pi / 2;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Every load model starts from these inputs: the model's shape, the device that its dense costs are
-// derived for, the length of the run and the seed of everything that is drawn.
+// The inputs of every load model. They are the model's shape, the device of its dense costs, the
+// run's length, and the seed of all random draws.
 
 #include <cstdint>
 
@@ -14,7 +14,7 @@ struct LoadInputs {
   cost::TransformerShape shape;
   cost::Device device;
   std::uint64_t seed = 1;
-  std::int64_t steps = 10'000;  // of the run: what parameters that are shares of the run refer to
+  std::int64_t steps = 10'000;  // of the run; parameters that are shares of the run refer to it
   int micro_batches = 32;       // of a step
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A recorded load as a tensor (tensor/sparse_tensor.h), so that its features say how it is uneven.
+// A recorded load as a tensor (tensor/sparse_tensor.h), whose features describe its imbalance.
 
 #include "dynmo/dynamism/load_model.h"
 #include "dynmo/dynamism/moe/load_counts.h"
@@ -9,9 +9,10 @@
 
 namespace dynmo::dynamism {
 
-// Seconds of F, I and W of a micro-batch by [recorded step, layer]. Requires recorded steps.
+// Returns the seconds of F, I and W of a micro-batch by [recorded step, layer]. Requires recorded
+// steps.
 [[nodiscard]] tensor::SparseTensor tensor_of(const LoadModel& recorded);
-// Tokens by [recorded step, block, expert].
+// Returns the tokens by [recorded step, block, expert].
 [[nodiscard]] tensor::SparseTensor tensor_of(const RecordedCounts& counts);
 
 }  // namespace dynmo::dynamism

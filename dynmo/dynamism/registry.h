@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The sources of dynamism by name: the one list is sources.def, everything else follows from it.
+// The sources of dynamism by name. Only sources.def lists them, and everything else follows from
+// it.
 
 #include <memory>
 #include <string>
@@ -16,7 +17,7 @@
 
 namespace dynmo::dynamism {
 
-// The sources of sources.def with their defaults.
+// Returns the sources of sources.def with their defaults.
 [[nodiscard]] std::vector<SourceEntry> built_in_sources();
 
 struct LoadOptions {
@@ -24,16 +25,17 @@ struct LoadOptions {
   SourceOptions sources;
 };
 
-// Names of load models: "none" (the dense model, the same in every step), then the sources, whose
-// name is that of their table with - for _.
+// Returns the names of load models. The first is "none" (the dense model, the same in every step).
+// The others are sources, with the name of their table and - for _.
 [[nodiscard]] std::vector<std::string> load_names(const SourceOptions& sources = {});
 
-// kBadInput: an unknown name (with the nearest known one), options of that source that make no
-// sense, a shape or device that does. Options of other sources are not looked at.
+// Makes a load model. Returns kBadInput for an unknown name (with the nearest one), or for bad
+// options of that source, shape or device. Options of other sources are not checked.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_load_model(std::string_view source,
                                                                    const LoadOptions& options);
 
-// The same costs in every step. kBadInput where cost::validate refuses them.
+// Makes a load model with the same costs in every step. Returns kBadInput if cost::validate refuses
+// them.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_static_load(cost::ModelCost model);
 
 }  // namespace dynmo::dynamism

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A registry entry describes a source: its table of keys, its checks and its load model, with the
-// type of its options erased, so that no list but sources.def names the sources.
+// A registry entry describes a source: its table of keys, its checks and its load model. The type
+// of its options is erased, so that only sources.def lists the sources.
 
 #include <any>
 #include <cstdint>
@@ -29,8 +29,8 @@ struct TrainingSetting {
   std::int64_t blocks = 0;            // model.blocks; 0: not known
 };
 
-// Why a source would do nothing in a run, for one line: "GIVEN: NOTHING in 200 steps, as WHY;
-// wanted WANTED".
+// The reason why a source would do nothing in a run. Its line is "GIVEN: NOTHING in 200 steps, as
+// WHY; wanted WANTED".
 struct Idle {
   std::string given;         // "early_exit.warm_up is 500"
   std::string_view nothing;  // "no token would leave"
@@ -48,13 +48,13 @@ struct SourceEntry {
   std::optional<Idle> (*idle_in)(const std::any& options, const TrainingSetting& setting) = nullptr;
   Expected<std::unique_ptr<LoadModel>> (*make_load)(const std::any& options,
                                                     const LoadInputs& inputs) = nullptr;
-  bool trains = false;  // it has a runtime half; sources.def says so
+  bool trains = false;  // it has a runtime half, by sources.def
 };
 
-// The entry of a source with options of type Options, for which these are found:
-// keys_of(Options&), check(const Options&), and, where a training can exclude it,
-// check_training(const Options&, const TrainingSetting&); where its keys may leave nothing to do in
-// a run of setting.steps steps, idle_in(const Options&, const TrainingSetting&).
+// Returns the entry of a source with options of type Options. It finds keys_of(Options&) and
+// check(const Options&). Two more functions are optional. If a training can exclude the options,
+// check_training(const Options&, const TrainingSetting&) checks that. If keys may leave nothing to
+// do in setting.steps steps, idle_in(const Options&, const TrainingSetting&) returns the reason.
 template <typename Options,
           Expected<std::unique_ptr<LoadModel>> (*Make)(const Options&, const LoadInputs&)>
 [[nodiscard]] SourceEntry source_entry(std::string_view table) {

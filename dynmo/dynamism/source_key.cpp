@@ -33,10 +33,14 @@ std::vector<TomlKey> toml_keys(std::string_view table, const std::vector<SourceK
                                UsedBy reader) {
   std::vector<TomlKey> all;
   for (const SourceKey& key : keys) {
+    std::vector<ActsIf> conditions = key.acts_if;
+    if (reader == UsedBy::kLoad) {
+      conditions.insert(conditions.end(), key.acts_in_load_if.begin(), key.acts_in_load_if.end());
+    }
     all.push_back({.name = fmt::format("{}.{}", table, key.name),
                    .field = key.field,
                    .allowed = key.allowed,
-                   .acts_if = of_table(table, key.acts_if),
+                   .acts_if = of_table(table, std::move(conditions)),
                    .help = std::string(key.help),
                    .refused = refusal(key, reader)});
   }

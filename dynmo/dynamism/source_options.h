@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The options of every source of dynamism and which of them a training has switched on: a value
-// that a training's config and a scenario both hold.
+// The options of every source of dynamism, and the sources that a training has enabled. A
+// training's config and a scenario both have this value.
 
 #include <any>
 #include <memory>
@@ -24,12 +24,12 @@ namespace dynmo::dynamism {
 
 class SourceOptions {
  public:
-  // The sources of sources.def, with their defaults.
+  // Has the sources of sources.def, with their defaults.
   SourceOptions();
-  // Others: what a test of a source that is not in the registry needs.
+  // Has other sources, for tests of a source that is not in the registry.
   explicit SourceOptions(std::vector<SourceEntry> entries);
 
-  // The options of a source by their type. A source that is not there is a bug.
+  // Returns the options of a source by their type. An unknown type is a bug.
   template <typename Options>
   [[nodiscard]] Options& get() {
     return const_cast<Options&>(std::as_const(*this).get<Options>());
@@ -38,7 +38,7 @@ class SourceOptions {
   [[nodiscard]] const Options& get() const {
     return *std::any_cast<const Options>(&with(typeid(Options)).options);
   }
-  // Whether a training runs this source, "freezing.enabled".
+  // Returns whether a training runs this source, "freezing.enabled".
   template <typename Options>
   [[nodiscard]] bool enabled() const {
     return with(typeid(Options)).enabled;
@@ -49,27 +49,30 @@ class SourceOptions {
     return get<Options>();
   }
 
-  // Tables of all sources in the order of the registry; of those that are enabled.
+  // Returns the tables of all sources in the order of the registry. enabled_tables() returns those
+  // that are enabled.
   [[nodiscard]] std::vector<std::string_view> tables() const;
   [[nodiscard]] std::vector<std::string_view> enabled_tables() const;
 
-  // Keys of a scenario, "moe.drift": of every source. Fields are those of this object.
+  // Returns the keys of a scenario, "moe.drift", of every source. Fields are those of this object.
   [[nodiscard]] std::vector<TomlKey> scenario_keys();
-  // Keys of a training, "freezing.enabled" and the others: of every source that can train.
+  // Returns the keys of a training, "freezing.enabled" and the others, of every source that can
+  // train.
   [[nodiscard]] std::vector<TomlKey> training_keys();
 
-  // The same sources with the defaults of all keys, none enabled.
+  // Returns the same sources with the defaults of all keys, none enabled.
   [[nodiscard]] SourceOptions defaults() const;
 
-  // Values and combinations of values of one source; `table` as tables() has it.
+  // Checks values and combinations of values of one source. `table` is one of tables().
   [[nodiscard]] Expected<void> check(std::string_view table) const;
-  // A training calls this check before a rank starts: the sources that can train are valid, their
-  // keys have an effect, enabled ones fit the setting and each other (combinations.h) and have
-  // something to do in the run. kBadInput naming keys.
+  // Checks the sources before a rank starts. Those that can train must be valid, and their keys
+  // must have an effect. Enabled ones must fit the setting and each other (combinations.h), and
+  // have something to do in the run. Returns kBadInput with keys.
   [[nodiscard]] Expected<void> check_training(const TrainingSetting& setting) const;
-  // Why a source would do nothing in a run of setting.steps steps; "": it does something.
+  // Returns why a source would do nothing in a run of setting.steps steps, or "" if it does
+  // something.
   [[nodiscard]] std::string idle_in(std::string_view table, const TrainingSetting& setting) const;
-  // Its load model; `table` as tables() has it.
+  // Makes the source's load model. `table` is one of tables().
   [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_load(std::string_view table,
                                                                const LoadInputs& inputs) const;
 

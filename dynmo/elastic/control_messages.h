@@ -91,12 +91,13 @@ struct Reply {
   ErrorCode code = ErrorCode::kBadInput;  // reason, if not done
   bool done = false;
   std::string text;  // one line for the user; kConfig: the settings as TOML
-  // Set if it is not done because another rank leads now. Ask that rank.
+  // Set if another rank leads now, and the request was not carried out. Send it to that rank.
   bool again = false;
   // With `again`: where the next leader listens. Without a value, job.json has it.
   std::optional<JobFile> leader = {};
   Json status = nullptr;  // kStatus
-  // For kJoin: taken as this member. Its place comes in a later line.
+  // For kJoin: the number of the member as which the process waits. Its place comes in a later
+  // line.
   std::optional<int> standby = {};
   std::optional<Place> place = {};  // kJoin
 };

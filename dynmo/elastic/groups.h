@@ -38,7 +38,7 @@ struct Loss {
 struct Survival {
   // A view without this process means that it has left.
   View view;
-  // Other members that live, and leave.
+  // Members that are alive but are not in the view. They leave.
   std::vector<MemberId> spares = {};
 };
 

@@ -42,7 +42,7 @@ DYNMO_INLINE void put(const V& vector, E* data) {
   std::memcpy(data, &vector, sizeof(V));
 }
 
-// Returns the indices of lane i of the two halves of two interleaved vectors.
+// Returns the shuffle indices for half `kHalf` of two interleaved vectors: a0 b0 a1 b1 ....
 template <int kHalf, int kLanes, std::size_t... i>
 constexpr auto interleave(std::index_sequence<i...>) {
   return std::index_sequence<(kHalf * kLanes / 2 + i / 2 + (i % 2) * kLanes)...>();

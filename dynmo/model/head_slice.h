@@ -9,7 +9,8 @@
 //
 //   s = n W_j^T,  own = lse(s),  l' = log(exp(l) + exp(own)),  z' = z + s[target], if it is here
 //
-// The first slice has the final norm, and the last one the loss, mean(l' - z'). Backwards
+// The first slice has the final norm, and the last one the loss, mean(l' - z'). The backward pass
+// is
 //
 //   ds = softmax(s) dl' exp(own - l') + onehot dz',  dn += ds W_j,  dl = dl' exp(l - l'),  dz = dz'
 //

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "dynmo/core/check.h"
 #include "dynmo/core/units.h"
 #include "dynmo/observe/table.h"
 
@@ -17,18 +18,11 @@ std::string short_count(double value) {
 
 std::string share_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
-std::string_view set_by(plan::AdviceKey key, const AdviceWords& words) {
-  switch (key) {
-    case plan::AdviceKey::kHeadSlices:
-      return words.head_slices;
-    case plan::AdviceKey::kSchedule:
-      return words.schedule;
-    case plan::AdviceKey::kMicroBatches:
-      return words.micro_batches;
-    case plan::AdviceKey::kMemory:
-      return words.memory;
-  }
-  return {};
+// "model.head_slices = 4"
+std::string setting(plan::AdviceKey key, const std::string& value, const AdviceWords& words) {
+  const auto found = words.keys.find(key);
+  DYNMO_CHECK(found != words.keys.end(), "words for {}", plan::name(key));
+  return fmt::format("{} {}", found->second, value);
 }
 
 std::string limit_text(const plan::Advice& advice) {
@@ -47,6 +41,8 @@ std::string limit_text(const plan::Advice& advice) {
           "Whole layers bound the step: ranks wait {} of the time, and no cut is "
           "more even",
           share_text(advice.share));
+    case plan::StepLimit::kBalancer:
+      return "The balancer's cut bounds the step, and another is better";
     case plan::StepLimit::kMemory:
       return fmt::format(
           "Memory bounds the step: ranks wait {} of the time, and a more even cut "
@@ -70,9 +66,12 @@ std::string limit_text(const plan::Advice& advice) {
 std::string remedy_text(const plan::Advice& advice, const AdviceWords& words) {
   if (!advice.remedy) return {};
   const plan::Remedy& remedy = *advice.remedy;
-  const bool more = remedy.key == plan::AdviceKey::kMicroBatches;
-  return fmt::format("; {} {} would take {}{}", set_by(remedy.key, words), remedy.value,
-                     format_seconds(remedy.step_s), more ? " for the same tokens" : "");
+  std::string text = "; " + setting(remedy.key, remedy.value, words);
+  if (remedy.with) text += " with " + setting(remedy.with->key, remedy.with->value, words);
+  text += " would take " + format_seconds(remedy.step_s);
+  if (remedy.key == plan::AdviceKey::kMicroBatches) text += " for the same tokens";
+  if (remedy.key == plan::AdviceKey::kRanks) text += " on fewer ranks";
+  return text;
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Advice on a plan as sentences: how few ranks would do, what bounds the step, tokens an hour.
+// Advice on a plan as sentences: the number of ranks that is enough, the step's limit, tokens an
+// hour.
 
+#include <map>
 #include <string>
 
 #include "dynmo/plan/advice.h"
@@ -11,14 +13,11 @@ namespace dynmo::observe {
 
 // The words with which a program sets the keys, before their value.
 struct AdviceWords {
-  std::string head_slices = "model.head_slices =";
-  std::string schedule = "training.schedule =";
-  std::string micro_batches = "training.micro_batches =";
-  std::string memory = "cluster.memory =";
+  std::map<plan::AdviceKey, std::string> keys;
   std::string hour = "rank-hour";
 };
 
-// Two or three sentences, a line each. `tokens` are those of a step; 0: not known.
+// Returns two or three sentences, one on each line. `tokens` are those of a step; 0: not known.
 [[nodiscard]] std::string advice_text(const plan::Advice& advice, double tokens,
                                       const AdviceWords& words);
 

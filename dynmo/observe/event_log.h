@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// RUN/events.jsonl ("dynmo-event-1", docs/formats.md): what a run decided and what happened to it,
-// a line each, as it happens: decisions taken and refused with their reasons, moves, changes of
-// size, what sources of dynamism changed, validations, checkpoints, its end. Few and small, so each
-// is written at once.
+// RUN/events.jsonl ("dynmo-event-1", docs/formats.md) has the events of a run, one on each line.
+// They are decisions taken and refused with their reasons, moves, and changes of size. Others are
+// changes of sources of dynamism, validations, checkpoints, and the run's end. Events are few and
+// small, so each is written at once.
 
 #include <cstdint>
 #include <filesystem>
@@ -25,16 +25,16 @@ inline constexpr std::string_view kEventFormat = "dynmo-event-1";
 
 class EventLog {
  public:
-  enum class Start { kEmpty, kAppend };  // kAppend: of a run that goes on
+  enum class Start { kEmpty, kAppend };  // kAppend: of a run that continues
 
-  // kBadInput, naming the path.
+  // Opens the log. Returns kBadInput with the path.
   [[nodiscard]] static Expected<EventLog> open(const std::filesystem::path& path, Start start);
 
-  // Adds {"event": KIND, "step": STEP, "time_s": now, ...}. `more` is an object, or null. Steps are
-  // those that come next: an event between two steps has the second one's number.
+  // Adds {"event": KIND, "step": STEP, "time_s": now, ...}. `more` is an object, or null. An event
+  // between two steps has the number of the second one.
   void add(std::string_view kind, std::int64_t step, const Json& more = nullptr);
 
-  // Why lines are missing, once; a log that cannot be written stops nothing.
+  // Returns the reason for missing lines, once. A log that cannot be written does not end the run.
   [[nodiscard]] std::optional<std::string> take_failure();
 
  private:
@@ -53,19 +53,19 @@ struct Event {
   Json json;
   std::string origin;  // file and line
 
-  // Returns 0 where the field is absent, or of another type.
+  // Returns 0 if the field is absent, or of another type.
   [[nodiscard]] double number(const char* key) const;
 };
-// Which lines of a file are read: all, or those that a rank needs which goes on with the log of
-// another one: losses, recoveries, and the newest 64 KiB.
+// Selects the lines of a file that are read. A rank that continues another rank's log needs losses,
+// recoveries, and the newest 64 KiB.
 enum class EventsOf { kAll, kTakeOver };
-// Returns the events of a file in its order; none where there is no file. A last line without its
-// newline is what a killed process left half written: it is passed over. kBadInput naming the line.
+// Returns the events of a file in its order, or none if there is no file. Ignores a last line
+// without its newline, which a killed process left half written. Returns kBadInput with the line.
 [[nodiscard]] Expected<std::vector<Event>> read_events(const std::filesystem::path& path,
                                                        EventsOf which = EventsOf::kAll);
 
-// Returns the plan that an event puts in force. (The plan of a decision is put in force by the move
-// that follows it.)
+// Returns the plan that an event puts in force. The plan of a decision is put in force by the move
+// after it.
 [[nodiscard]] Expected<std::optional<plan::Plan>> plan_of(const Event& event);
 
 }  // namespace dynmo::observe

@@ -37,7 +37,7 @@ struct Cut {
   std::int64_t newest = -1;  // the last step that is left
 };
 
-// Removes the lines from step `step` on. Looks at these lines only, and at the one before them.
+// Removes the lines from step `step` on. Reads only these lines, and the line before them.
 Expected<Cut> cut_from(const std::filesystem::path& path, std::int64_t step) {
   std::error_code fault;
   if (!std::filesystem::exists(path, fault)) return Cut();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writes down what a run's layers cost over its steps ("dynmo-load-trace-1", dynamism/load_log.h),
-// so that `dynmo simulate` and run.device = "emulated" can replay it.
+// Writes the costs of a run's layers over its steps ("dynmo-load-trace-1", dynamism/load_log.h).
+// `dynmo simulate` and run.device = "emulated" can replay them.
 
 #include <cstdint>
 #include <cstdio>
@@ -20,39 +20,40 @@
 
 namespace dynmo::observe {
 
-// A line every `every` steps, and at each step that begins with a change or a move; of every step
-// also what was measured, so that its decisions can be made again (dynamism/recording.h). One
-// thread.
+// Writes a line every `every` steps, and at each step that begins with a change or a move. If
+// `every` is 1, lines also have the measurements, so that decisions can be repeated
+// (dynamism/recording.h). One thread uses it.
 class LoadTraceWriter {
  public:
-  // kBadInput, naming the path. Requires every >= 1.
+  // Opens the file. Returns kBadInput with the path. Requires every >= 1.
   [[nodiscard]] static Expected<std::unique_ptr<LoadTraceWriter>> open(
       const std::filesystem::path& path, std::int64_t every,
       dynamism::TraceLines::Device device = dynamism::TraceLines::Device::kReal);
 
-  // Goes on with the file that another rank has written, or this one before the run went back:
-  // first cuts off all lines from step `step` on, and a line that was left half written. What
-  // decisions follow from is not recorded any more.
+  // Continues the file of another rank, or of this one before the run went back. First removes all
+  // lines from step `step` on, and a half-written line. Afterwards records no more measurements for
+  // decisions.
   [[nodiscard]] static Expected<std::unique_ptr<LoadTraceWriter>> go_on(
       const std::filesystem::path& path, std::int64_t every, std::int64_t step,
       dynamism::TraceLines::Device device = dynamism::TraceLines::Device::kReal);
 
-  // Before the first step.
+  // Sets what the first line says of the run. Call it before the first step.
   void start(dynamism::RunStart start) { lines_.start(std::move(start)); }
-  // A step of which a pipeline knows all this when it is done: what was announced before it, the
-  // profiler, and what it was told of the step. After an error nothing more is written. The line is
-  // in the file when add() returns.
+  // A step as a pipeline knows it at its end. It has the change announced before it, the profiler,
+  // and the step's observation.
   struct Step {
     std::int64_t step = 0;
     int frozen_layers = 0;
     cost::Announced announced = cost::Announced::kNothing;
-    bool moved = false;  // layers, at the boundary before it
+    bool moved = false;  // layers moved at the boundary before it
     const control::Profiler& profiler;
     const cost::Observation& observed;
-    bool moving = false;  // layers moved during it to the plan of the next one
+    bool moving = false;  // layers moved during it to the plan of the next step
   };
+  // Writes the line of a step, which is in the file when add() returns. After an error it writes
+  // nothing.
   void add(const Step& step);
-  // The first error of writing.
+  // Closes the file. Returns the first error of writing.
   [[nodiscard]] Expected<void> close();
 
  private:
@@ -67,13 +68,13 @@ class LoadTraceWriter {
   std::filesystem::path path_;
   std::unique_ptr<std::FILE, CloseFile> file_;
   std::int64_t every_;
-  bool records_;           // of every step what was measured
+  bool records_;           // measurements of every step
   std::int64_t next_ = 0;  // step of the next line
   dynamism::TraceLines lines_;
   std::optional<Error> error_;
 };
 
-// The load traces of a run by the step at which it began or was resumed.
+// Returns the load traces of a run by the step at which it began or was resumed.
 [[nodiscard]] std::map<std::int64_t, std::filesystem::path> load_traces(const RunFolder& folder);
 
 }  // namespace dynmo::observe

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measured numbers in JSON. A loss that diverged is not finite, which JSON cannot say: it is
-// written as null and read back as NaN, so that a run that went wrong can still be looked at.
+// Measured numbers in JSON. The loss of a diverged run is not finite, which JSON has no number for.
+// It is written as null and read back as NaN, so that such a run can still be examined.
 
 #include <cmath>
 #include <limits>
@@ -14,7 +14,7 @@ namespace dynmo::observe::internal {
 
 inline Json measured(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-// `json` is the object that `object` reads.
+// Reads a measured number. `json` is the object that `object` reads.
 inline double read_measured(JsonObject& object, const Json& json, const std::string& key,
                             std::optional<double> fallback = {}) {
   if (json.is_object()) {

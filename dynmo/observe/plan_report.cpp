@@ -170,8 +170,8 @@ bool has_nodes(const cost::Cluster& cluster) {
                      [&](const auto& rank) { return rank.node != cluster.ranks.front().node; });
 }
 
-// "12.0 MiB a step between stages, 4.0 MiB of them between nodes; 8.0 MiB of gradients to other
-// replicas; 1.0 MiB of the moves between nodes".
+// Returns "12.0 MiB a step between stages, 4.0 MiB of them between nodes; 8.0 MiB of gradients to
+// other replicas; 1.0 MiB of the moves between nodes".
 std::string traffic_line(const PlanReport& report) {
   TrafficRows stages;
   TrafficRows moves;
@@ -236,11 +236,25 @@ std::vector<Compared> comparisons(const plan::Question& question) {
   return compared;
 }
 
-// The flags of `dynmo plan`. The slices of a measured head are those of its training.
+// The flags of `dynmo plan`, and the fields of its cluster file. The slices of a measured head are
+// those of its training.
 AdviceWords words_of(const plan::Question& question) {
+  using Key = plan::AdviceKey;
   AdviceWords words{
-      .schedule = "--schedule", .micro_batches = "--micro-batches", .memory = "--memory"};
-  if (!question.device.empty()) words.head_slices = "--head-slices";
+      .keys = {
+          {Key::kHeadSlices, question.device.empty() ? "model.head_slices =" : "--head-slices"},
+          {Key::kSchedule, "--schedule"},
+          {Key::kMicroBatches, "--micro-batches"},
+          {Key::kMemory, "--memory"},
+          {Key::kBalancer, "--balancer"},
+          {Key::kRanks, question.ranks_key},
+          {Key::kMicroBatchSize, question.size_key},
+          {Key::kInsideLatency, "--cluster with inside_node.latency_s ="},
+          {Key::kInsideBandwidth, "--cluster with inside_node.bandwidth_bytes_per_s ="},
+          {Key::kBetweenLatency, "--cluster with between_nodes.latency_s ="},
+          {Key::kBetweenBandwidth, "--cluster with between_nodes.bandwidth_bytes_per_s ="},
+          {Key::kNicBandwidth, "--cluster with nic_bandwidth_bytes_per_s ="},
+          {Key::kSpeed, "--cluster with all ranks at speed ="}}};
   if (!question.device.empty() && question.device != "cpu") words.hour = "GPU-hour";
   return words;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A plan as a person reads it: its stages as a table, its step beside what was and what could be,
-// what its ranks wait for, and the pipeline as a picture.
+// A plan as text. Parts are the stages as a table, the step beside other plans, the ranks' waiting
+// times, and the pipeline as a picture.
 
 #include <optional>
 #include <string>
@@ -33,29 +33,31 @@ struct PlanReport {
   const cost::Cluster& cluster;
   int micro_batches = 1;
   const plan::Plan& plan;
-  const plan::Evaluation& evaluation;  // its timeline, where it has one, is drawn
+  const plan::Evaluation& evaluation;  // its timeline, if any, is drawn
   std::string made_by;                 // "search: adaptive/wave-6 of 61 candidates"
-  std::vector<Compared> compared;      // the first is what imbalance is compared with
+  std::vector<Compared> compared;      // imbalance is compared with the first one
   std::optional<plan::Migration> migration;
-  plan::LayerSet recomputed = {};  // layers; `model` has their costs so
-  double head_room = 0;      // share of the memory that the cluster does not have, to stay free
-  std::string links = {};    // where the cluster's come from, "those of h100 inside a node"
-  std::string costs = {};    // where the model's come from, where they are not a profile's
+  plan::LayerSet recomputed = {};  // layers; `model` has their costs with recomputation
+  // Share of each rank's memory that stays free, which the cluster does not include.
+  double head_room = 0;
+  std::string links = {};    // source of the cluster's links, "those of h100 inside a node"
+  std::string costs = {};    // source of the model's costs, if not a profile
   double tokens = 0;         // of a micro-batch; 0: not known
   TrafficRows traffic = {};  // messages of the first replica's ranks, those of the moves included
   std::optional<plan::Advice> advice = {};
   AdviceWords words = {};
 };
 
-// The cut by the names of its layers, as `dynmo plan` and `dynmo train` say it; where blocks have
-// two layers each, that these move on their own.
+// Returns the cut by the names of its layers, for `dynmo plan` and `dynmo train`. If blocks have
+// two layers each, the text says that these move separately.
 [[nodiscard]] std::string cut_text(const plan::Plan& plan, std::vector<std::string> names);
 
-// The report of an answer, beside the plan in force and an even cut under 1F1B. It refers to both.
+// Makes the report of an answer, beside the plan in force and an even cut under 1F1B. The report
+// refers to both arguments.
 [[nodiscard]] PlanReport report_of(const plan::Question& question, const plan::Answer& answer);
 
-// Lines of text, each ending with a newline; at most 64 stages, the first and the last ones.
-// Requires an evaluation of the same plan.
+// Returns lines of text, each ending with a newline. Shows at most 64 stages, the first and the
+// last ones. Requires an evaluation of the same plan.
 [[nodiscard]] std::string plan_report(const PlanReport& report, const PictureOptions& options = {});
 
 }  // namespace dynmo::observe

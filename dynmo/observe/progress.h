@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// When and how the progress of a run is shown: on a terminal one line that is written over, never
-// wider than the terminal; elsewhere a line now and then, with the time and the time left. Values
-// in, text out: the clock and the width are the caller's.
+// Shows the progress of a run. On a terminal it is one line that is overwritten, and never wider
+// than the terminal. Elsewhere it is a line at intervals, with the time and the time left. The
+// caller supplies clock and width, and writes the text.
 
 #include <chrono>
 #include <cstdint>
@@ -13,19 +13,20 @@
 
 namespace dynmo::observe {
 
-// At most so many columns of the text, whole UTF-8 characters of one column each; 0: all of it.
+// Returns at most `columns` columns of the text, whole UTF-8 characters of one column each; 0: all
+// of it.
 [[nodiscard]] std::string_view cut_to_columns(std::string_view text, int columns);
 
-// "40 s", "12 min", "3 h 5 min".
+// Returns "40 s", "12 min", or "3 h 5 min".
 [[nodiscard]] std::string time_left(std::chrono::duration<double> left);
 
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
-  // The state of clock and terminal when something is shown.
+  // The state of clock and terminal at an update.
   struct Now {
     Clock::time_point clock;
-    std::string time_of_day;  // for people, "22:31:05"
+    std::string time_of_day;  // for the user, "22:31:05"
     int columns = 0;          // of the terminal; 0: not known
   };
   enum class On { kTerminal, kFile };
@@ -33,8 +34,8 @@ class Progress {
 
   // Returns the text to write for a line that stays.
   [[nodiscard]] std::string line(std::string_view text) const;
-  // Returns the text to write after a step: "" where nothing is due. A file gets a twentieth of all
-  // steps, and a line after a minute at the latest.
+  // Returns the text to write after a step, or "" if no line is due. A file has a line after each
+  // twentieth of all steps, and after a minute at the latest.
   [[nodiscard]] std::string step(std::int64_t done, std::int64_t steps, std::string_view text,
                                  const Now& now);
 
@@ -45,7 +46,7 @@ class Progress {
   };
   On on_;
   std::optional<Mark> first_;   // the first step that was done
-  Clock::time_point shown_at_;  // the newest line in a file
+  Clock::time_point shown_at_;  // time of the newest line in a file
 };
 
 }  // namespace dynmo::observe

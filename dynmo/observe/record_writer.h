@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writes step records to a file, one JSON line each, without ever making training wait for the
-// disk: a thread of its own formats and writes what a bounded queue holds.
+// Writes step records to a file, one JSON line each, without making training wait for the disk. A
+// separate thread formats and writes the records of a bounded queue.
 //
-// A disk that is full stops nothing: lines that do not fit are left out and counted, whole, and
-// later ones are tried as if nothing had happened.
+// A full disk does not end the run. Lines that do not fit are omitted and counted, whole, and later
+// ones are tried again.
 
 #include <condition_variable>
 #include <cstddef>
@@ -28,30 +28,31 @@ namespace dynmo::observe {
 
 struct RecordWriterOptions {
   enum class Start { kEmpty, kAppend };
-  Start start = Start::kEmpty;       // kAppend first cuts off a line that a crash left half written
-  std::size_t queue_records = 4096;  // more than this waiting for the disk are left out
+  Start start = Start::kEmpty;       // kAppend first removes a half-written line
+  std::size_t queue_records = 4096;  // if more wait for the disk, they are omitted
 };
 
-// Any thread may write; one thread closes, after all others have stopped writing.
+// Any thread may write. One thread closes, after all others have stopped writing.
 class RecordWriter {
  public:
-  // kBadInput, naming the path and the system's reason.
+  // Opens the file. Returns kBadInput with the path and the system's reason.
   [[nodiscard]] static Expected<std::unique_ptr<RecordWriter>> open(
       const std::filesystem::path& path, const RecordWriterOptions& options = {});
-  ~RecordWriter();  // closes; call close() to learn of errors
+  ~RecordWriter();  // closes; call close() for its errors
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
   // Queues the record and returns at once. Requires that close() was not called.
   void write(const StepRecord& record);
 
-  // Why the first line was left out, once; nullopt before and after. Any thread may ask.
+  // Returns why the first line was omitted, once, and nullopt before and after. Any thread may call
+  // it.
   [[nodiscard]] std::optional<Error> take_failure();
-  // Records that the file lacks so far.
+  // Returns the number of records that the file lacks so far.
   [[nodiscard]] std::int64_t missing() const;
 
-  // Writes what is queued and closes the file. kBadInput: how many records it lacks and why. Later
-  // calls return the same.
+  // Writes the queued records and closes the file. Returns kBadInput with the number of missing
+  // records and the reason. Later calls return the same.
   [[nodiscard]] Expected<void> close();
 
  private:
@@ -64,7 +65,7 @@ class RecordWriter {
 
   std::filesystem::path path_;
   process::UniqueFd file_;
-  std::int64_t size_;  // of the whole lines in the file; the thread's own
+  std::int64_t size_;  // of the whole lines in the file; used by the thread only
   std::size_t queue_records_;
   mutable std::mutex mutex_;  // guards queue_, missing_, closed_, failure_, reported_
   std::condition_variable_any filled_;
@@ -73,7 +74,7 @@ class RecordWriter {
   bool closed_ = false;
   std::optional<Error> failure_;  // the first
   bool reported_ = false;
-  std::jthread thread_;  // last: it uses all of the above
+  std::jthread thread_;  // last, as it uses all members above
 };
 
 }  // namespace dynmo::observe

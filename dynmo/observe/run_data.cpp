@@ -2,6 +2,7 @@
 #include "dynmo/observe/run_data.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -385,6 +387,18 @@ Expected<void> add_move(const RunFolder& folder, const std::vector<Event>& event
   return {};
 }
 
+// The programs that began or resumed the run; old files name none.
+std::string programs_of(const std::vector<Event>& events) {
+  std::vector<std::string> programs;
+  for (const Event& event : events) {
+    const Json program = event.kind == "start" ? event.json.value("program", Json()) : Json();
+    if (!program.is_string()) continue;
+    const auto name = program.get<std::string>();
+    if (programs.empty() || programs.back() != name) programs.push_back(name);
+  }
+  return fmt::format("{}", fmt::join(programs, ", then "));
+}
+
 RunTotals totals_of(const std::map<int, Records>& ranks, const Columns& columns,
                     const std::vector<Event>& events, const RunData& run) {
   RunTotals totals{.ranks = std::ssize(ranks), .first_step = columns.first, .steps = columns.steps};
@@ -393,6 +407,7 @@ RunTotals totals_of(const std::map<int, Records>& ranks, const Columns& columns,
     totals.tokens += static_cast<double>(record->tokens);
     totals.seconds += record->step_s;
   }
+  totals.program = programs_of(events);
   for (const Event& event : events) {
     if (event.kind == "start" && event.step == columns.first && event.number("ranks") > 0) {
       totals.ranks = static_cast<std::int64_t>(event.number("ranks"));

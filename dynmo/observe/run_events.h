@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The fields that the event log (event_log.h) has of decisions and moves, whoever trains.
+// The fields of decisions and moves in the event log (event_log.h), for `dynmo train` and
+// `dynmo.torch`.
 
 #include "dynmo/control/policy.h"
 #include "dynmo/core/json.h"
@@ -10,7 +11,7 @@
 
 namespace dynmo::observe {
 
-// The fields of events of kind "decision" and "move" (docs/formats.md).
+// Returns the fields of events of kind "decision" and "move" (docs/formats.md).
 [[nodiscard]] Json decision_event(const control::Decision& decision);
 [[nodiscard]] Json move_event(int layers, Bytes bytes, double seconds, const plan::Plan& plan);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The folder of a run and the names of all that lies in it (docs/formats.md).
+// The folder of a run and the names of its files (docs/formats.md).
 
 #include <fmt/format.h>
 
@@ -21,8 +21,8 @@ class RunFolder {
   explicit RunFolder(Path root) : root_(std::move(root)) {}
 
   [[nodiscard]] const Path& root() const { return root_; }
-  // The folder of one of several runs that are compared; the run's own where there is but one,
-  // whose name is empty.
+  // Returns the folder of one of several runs that are compared. A single run has the empty name,
+  // and its folder is the run's.
   [[nodiscard]] RunFolder of(std::string_view name) const {
     return name.empty() ? *this : RunFolder(root_ / name);
   }
@@ -39,7 +39,7 @@ class RunFolder {
   [[nodiscard]] Path records_of(WorldRank rank) const {
     return records() / fmt::format("rank-{}.jsonl", rank);
   }
-  // A run that was resumed at a step goes on in a file of its own.
+  // Returns the file for a run that began or was resumed at a step.
   [[nodiscard]] Path load_trace(std::int64_t first_step) const {
     return root_ / (first_step > 0 ? fmt::format("load-trace-{:08}.jsonl", first_step)
                                    : "load-trace.jsonl");

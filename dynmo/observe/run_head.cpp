@@ -55,6 +55,7 @@ Json run_head(const RunFolder& folder, const Summary& summary, std::optional<std
     add("model", model_text(config));
     add("schedule", config.pipeline.schedule + ", balancer " + config.pipeline.balancer);
   }
+  add("program", totals.program);
   const RunSummary* run = number ? &summary.runs[*number] : nullptr;
   add("ranks", ranks_text(totals, run));
   add("steps", fmt::format("{} to {}", totals.first_step, totals.first_step + totals.steps - 1));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The head of a run's charts: its model, ranks and speed, and what happened to it, in words.
+// The head of a run's charts: its model, ranks and speed, and its main events, as text.
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "dynmo/core/json.h"
 #include "dynmo/observe/run_folder.h"
@@ -15,7 +16,9 @@ namespace dynmo::observe {
 
 // Sums over the records and events of a run.
 struct RunTotals {
-  std::int64_t ranks = 0;  // that it began with
+  // The program that wrote it, with its version. If several did, all of them in order.
+  std::string program = {};
+  std::int64_t ranks = 0;  // at the beginning
   std::int64_t first_step = 0;
   std::int64_t steps = 0;
   double tokens = 0;
@@ -26,9 +29,8 @@ struct RunTotals {
   std::int64_t losses = 0;  // events of lost ranks
 };
 
-// Returns a list of pairs, a name and a value. `folder` has the run's config.toml; without one that
-// can be read the model is left out. `number` is the place of the run in the summary, if it has
-// one.
+// Returns a list of pairs, a name and a value. `folder` has the run's config.toml. If it cannot be
+// read, the model is omitted. `number` is the index of the run in the summary, if it has one.
 [[nodiscard]] Json run_head(const RunFolder& folder, const Summary& summary,
                             std::optional<std::size_t> number, const RunTotals& totals);
 

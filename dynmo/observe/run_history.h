@@ -2,8 +2,8 @@
 #pragma once
 
 // The history of a run is a fold over the facts of its steps, in order, and over its events. The
-// rank that leads folds as they happen. A rank that came to lead later, or leads a resumed run,
-// reads the folder of the run at its end (read_history). Both ways give the same numbers.
+// leader folds them as they happen. A rank that became leader later, or resumes a run, reads the
+// run's folder at the end (read_history). Both ways give the same numbers.
 
 #include <cstdint>
 #include <deque>
@@ -29,12 +29,12 @@ namespace dynmo::observe {
 struct StepEntry : StepFacts {
   std::int64_t step = 0;
   std::int64_t tokens = 0;
-  // Where runs are compared. They take much more room than the rest.
+  // Set if runs are compared. They need much more memory than the other fields.
   std::vector<cost::LayerSample> layers = {};
   plan::Plan plan = {};
 };
 
-// Intentionally copyable. Its size is bounded, however long the run is.
+// Intentionally copyable. Its size is bounded for any number of steps.
 class RunHistory {
  public:
   static constexpr std::size_t kMaxSample = 4096;  // steps
@@ -45,7 +45,7 @@ class RunHistory {
     int replicas = 1;
     bool elastic = false;  // its ranks may change
   };
-  // The ranks of all replicas in a step; those at work have layers.
+  // The ranks of all replicas in a step. Those at work have layers.
   struct Ranks {
     int all = 0;
     int at_work = 0;
@@ -55,7 +55,7 @@ class RunHistory {
     double loss = 0;
     std::optional<double> generation_loss = {};  // where layers then decide otherwise
   };
-  // The totals of events; seconds are those of all ranks together.
+  // The totals of events. Seconds are sums over all ranks.
   struct Totals {
     int checkpoints_written = 0;
     int checkpoints_failed = 0;
@@ -74,17 +74,18 @@ class RunHistory {
 
   // Adds the next step.
   void add(StepEntry entry, const Ranks& ranks);
-  // Adds an event (event_log.h). Passes over kinds that it does not know. Throws Json::exception
-  // where a field is of another type than in docs/formats.md.
+  // Adds an event (event_log.h). Ignores unknown kinds. Throws Json::exception if a field has
+  // another type than in docs/formats.md.
   void add_event(std::string_view kind, std::int64_t step, const Json& event);
   void add_traffic(const TrafficInterval& interval);
   void set_sources(const Json& figures) { sources_ = figures; }  // of the newest step
-  // The next step is not the one after the newest.
+  // Clears the newest steps, because the next step does not follow them.
   void forget_newest() { steps_.newest.clear(); }
 
   [[nodiscard]] const Run& run() const { return run_; }
   [[nodiscard]] std::int64_t count() const { return steps_.count; }
-  // All steps; of more than kMaxSample every second, of more than twice as many every fourth, ...
+  // Returns all steps, or a sample of them. Above kMaxSample steps it has every second, above twice
+  // the number every fourth, ...
   [[nodiscard]] const std::vector<StepEntry>& sample() const { return steps_.sample; }
   [[nodiscard]] const std::deque<StepEntry>& newest() const { return steps_.newest; }
   [[nodiscard]] double seconds() const { return steps_.seconds; }  // of all steps
@@ -93,11 +94,11 @@ class RunHistory {
   [[nodiscard]] StepFacts over_steps() const;
   [[nodiscard]] int moves() const { return steps_.moves; }
   [[nodiscard]] std::int64_t first_move() const { return steps_.first_move; }  // its step; -1: none
-  // Over the bits of all losses: equal numbers, equal digest.
+  // Returns the digest of the bits of all losses. Equal losses have equal digests.
   [[nodiscard]] std::string loss_digest() const { return steps_.losses.hex(); }
   [[nodiscard]] const std::optional<Validation>& validation() const { return validation_; }
   [[nodiscard]] const Totals& totals() const { return totals_; }
-  // The numbers of all ranks that were lost.
+  // Returns the numbers of all lost ranks.
   [[nodiscard]] const std::set<int>& lost() const { return lost_; }
   [[nodiscard]] const Json& sources() const { return sources_; }
   [[nodiscard]] const TrafficRows& traffic() const { return traffic_; }
@@ -118,7 +119,7 @@ class RunHistory {
     int first_ranks = 0;
     int moves = 0;
     std::int64_t first_move = -1;
-    Digest losses = {};  // of the digest before and the next loss
+    Digest losses = {};  // digest of the previous digest and the newest loss
   };
 
   Run run_;
@@ -131,10 +132,10 @@ class RunHistory {
   std::int64_t traffic_steps_ = 0;
 };
 
-// Folds what the folder has of the first `steps` steps. Each step counts once, by the last record
-// of the lowest rank that has one. Steps without a record are left out: count() is then below
-// `steps`. Reads the records of further ranks only as long as steps are missing. Takes about 200
-// bytes a step. kBadInput naming file and line.
+// Reads the history of the first `steps` steps from the folder. Each step counts once, by the last
+// record of the lowest rank that has one. Steps without a record are omitted, and count() is then
+// below `steps`. Reads the records of further ranks only while steps are missing. Takes about 200
+// bytes a step. Returns kBadInput with file and line.
 [[nodiscard]] Expected<RunHistory> read_history(const RunFolder& folder, RunHistory::Run run,
                                                 std::int64_t steps);
 

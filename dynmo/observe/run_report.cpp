@@ -202,7 +202,7 @@ void add_traffic(Lines& lines, const RunSummary& run) {
   if (!line.empty()) lines.push_back("traffic    a step: " + line);
 }
 
-// Where the waiting time went is the one picture; the imbalance of each step is in the records.
+// Draws only the waiting time. The imbalance of each step is in the records.
 void add_chart(Lines& lines, const Summary& summary, std::span<const RunCurves> curves) {
   std::vector<Series> series;
   for (std::size_t i = 0; i < curves.size(); ++i) {
@@ -212,7 +212,7 @@ void add_chart(Lines& lines, const Summary& summary, std::span<const RunCurves> 
   for (std::string line; std::getline(drawn, line);) lines.push_back(std::move(line));
 }
 
-// Explains the words above to a reader who sees them for the first time.
+// Explains the words above to a new reader.
 void add_legend(Lines& lines, const Summary& summary) {
   lines.emplace_back(
       "words      imbalance: busy time of the slowest rank / mean - 1; bubble: share of a step in "

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The numbers of a step, in one list. What a rank measures (runtime::StepReport), its record
-// (StepRecord), what a run keeps of its steps (RunHistory) and its summary (RunSummary) all
-// hold these facts and follow the list: JSON, sums, means and lines of the report. One more number
-// is a field and a line here, and a value where it is measured.
+// The numbers of a step, in one list. Measurements of a rank (runtime::StepReport) have these
+// facts, and so do records (StepRecord), histories (RunHistory) and summaries (RunSummary). JSON,
+// sums, means and lines of the report follow the list. For one more number, add a field and a line
+// here, and a value where it is measured.
 
 #include <array>
 #include <cstddef>
@@ -32,8 +32,8 @@ struct StepFacts {
   double migrate_s = 0;    // and moving
   int moved_layers = 0;    // of the model, before this step
   Bytes moved_bytes;
-  double reduction_s = 0;    // this rank's, summing gradients over replicas, not hidden by compute
-  double checkpoint_s = 0;   // this rank stood still for checkpoints, since the step before
+  double reduction_s = 0;    // of this rank: gradients summed over replicas, not hidden by compute
+  double checkpoint_s = 0;   // of this rank: pause for checkpoints since the step before
   Bytes sent_bytes;          // by this rank since the end of the step before
   double update_s = 0;       // of this rank: the optimizer's update of its layers
   double gradient_norm = 0;  // before clipping
@@ -50,7 +50,7 @@ struct StepFact {
   std::string_view name;  // in records and summaries
   FactField field;
   OverSteps over_steps = OverSteps::kNothing;
-  // The label of its line in the report of a run; "": it has no line of its own.
+  // The label of its line in the report of a run, or "" if it has no separate line.
   std::string_view report_label = {};
 };
 
@@ -77,20 +77,21 @@ inline constexpr auto kStepFacts = std::to_array<StepFact>({
     {"learning_rate", &StepFacts::learning_rate},
 });
 
-// Which facts an object in JSON has: all of them, or those that OverSteps makes of a run's steps.
+// Selects the facts of an object in JSON: all of a step, or those that a run has (OverSteps).
 enum class FactsOf { kStep, kRun };
+// Writes the facts to an object.
 void write_facts(const StepFacts& facts, FactsOf of, Json& json);
-// Absent facts are 0. `json` is the object that `object` reads.
+// Reads the facts of an object. Absent facts are 0. `json` is the object that `object` reads.
 void read_facts(JsonObject& object, const Json& json, FactsOf of, StepFacts& facts);
 
-// All facts in the order of the list, where names would be most of the text.
+// Returns all facts in the order of the list, without their names, to save space.
 [[nodiscard]] Json fact_values(const StepFacts& facts);
-// Throws Json::exception for anything but such values.
+// Parses such values. Throws Json::exception for any other JSON.
 [[nodiscard]] StepFacts parse_fact_values(const Json& values);
 
-// Adds the facts of a step that runs have `over_steps` to `sums`.
+// Adds the facts of a step with this `over_steps` to `sums`.
 void add_facts(StepFacts& sums, const StepFacts& step, OverSteps over_steps);
-// From the sums of facts with OverSteps::kMean to their means.
+// Divides the facts with OverSteps::kMean by `steps`.
 void make_means(StepFacts& sums, std::size_t steps);
 
 [[nodiscard]] inline double balancing_s(const StepFacts& step) {

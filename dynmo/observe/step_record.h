@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A step record is what one rank reports of one step: one JSON line each ("dynmo-step-1",
-// docs/formats.md). What a report, a chart or a summary shows is derived from these and nothing
-// else.
+// A step record is the report of one rank on one step, one JSON line each ("dynmo-step-1",
+// docs/formats.md). Reports, charts and summaries are derived from records alone.
 
 #include <cstdint>
 #include <filesystem>
@@ -31,12 +30,11 @@ struct StepRecord : StepFacts {
 };
 
 [[nodiscard]] Json record_json(const StepRecord& record);
-// kBadInput with `origin` and JSON pointer.
+// Parses a record. Returns kBadInput with `origin` and JSON pointer.
 [[nodiscard]] Expected<StepRecord> parse_record(const Json& json, std::string_view origin);
 
-// Visits or returns all records of a text or file, in its order. Errors name the line. A last line
-// that does not end in a newline and cannot be read is what a killed process left half written: it
-// is passed over.
+// Visits or returns all records of a text or file, in its order. Errors name the line. Ignores an
+// unreadable last line without a newline, which a killed process left half written.
 [[nodiscard]] Expected<void> visit_records(std::string_view text, std::string_view origin,
                                            const std::function<void(StepRecord)>& visit);
 [[nodiscard]] Expected<std::vector<StepRecord>> parse_records(std::string_view text,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The summary of a run or of a comparison ("dynmo-summary-1", docs/formats.md) has the speed, the
-// bubble, the losses that show that the runs learned the same, and the cost of balancing itself.
+// The summary of a run or of a comparison ("dynmo-summary-1", docs/formats.md). It has the speed,
+// the bubble, the cost of balancing, and the losses that show that runs learned the same.
 
 #include <cstdint>
 #include <filesystem>
@@ -29,12 +29,13 @@ struct TrafficRow {
   friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
 };
 
-// The size of a run whose ranks may leave and join, as seconds of all ranks by activity. The first
-// three make up the time of all ranks that were in the run, checkpoints and validation not
-// included.
+// The size of a run whose ranks may leave and join, as seconds of all ranks by activity. The
+// seconds of working, idle and changing ranks sum up to the time of all ranks in the run, without
+// checkpoints and validation.
 struct SizeSummary {
   std::int64_t changes = 0;
-  int members = 0;                  // all that were ever in it: their numbers are below
+  // Number of all members of the run so far. Their numbers are below it.
+  int members = 0;
   double mean_ranks = 0;            // over the time of the steps
   double working_s = 0;             // steps of ranks with layers
   double idle_s = 0;                // steps of ranks without
@@ -45,8 +46,8 @@ struct SizeSummary {
   friend bool operator==(const SizeSummary&, const SizeSummary&) = default;
 };
 
-// The facts are means and sums over the steps, as OverSteps says; the others stay 0. In a file,
-// what stands after `ranks` may be absent, and so may facts other than imbalance and bubble.
+// The facts are means and sums over the steps, as OverSteps says. The others stay 0. In a file the
+// keys after `ranks` may be absent, and also facts other than imbalance and bubble.
 struct RunSummary : StepFacts {
   std::string name;  // "static", "dynmo"
   double tokens_per_s = 0;
@@ -56,24 +57,24 @@ struct RunSummary : StepFacts {
   double loss_last = 0;
   std::string loss_digest;  // of the losses of all steps, bit by bit
   int ranks = 0;
-  std::int64_t steps = 0;            // of the whole run, whoever led it and however often resumed
+  std::int64_t steps = 0;            // of the whole run, with any leaders and resumes
   double seconds = 0;                // of these steps, checkpoints and validation not included
   std::int64_t validation_step = 0;  // steps done at the last validation; 0: none
   double validation_loss = 0;
-  // ... with the decisions that layers take in generation, where they are others.
+  // Loss with the decisions of layers in generation, if they differ.
   std::optional<double> generation_loss = {};
   std::int64_t migrations = 0;
   std::int64_t replicas = 1;
-  // |predicted - measured| / measured step time: median and largest of so many steps.
+  // |predicted - measured| / measured step time: median and largest of `predicted_steps` steps.
   std::int64_t predicted_steps = 0;
   double prediction_error_median = 0;
   double prediction_error_worst = 0;
   std::int64_t checkpoints_written = 0;
   std::int64_t checkpoints_failed = 0;
-  std::optional<SizeSummary> size = {};  // none: its ranks were those it began with
+  std::optional<SizeSummary> size = {};  // none: the ranks did not change
   Json sources = Json::object();         // their figures of the last step, by name
   std::vector<TrafficRow> traffic;
-  // The steps that `traffic` is of: without those of a plan under which a rank was lost. 0: all.
+  // The steps of `traffic`, without those of a plan under which a rank was lost. 0: all.
   std::int64_t traffic_steps = 0;
   friend bool operator==(const RunSummary&, const RunSummary&) = default;
 };
@@ -88,20 +89,21 @@ struct Overhead {
 
 // Names the costs that best_speedup is computed from.
 enum class CostsAre {
-  kMeasured,  // in the steps themselves: what noise they have, a best cut of every step gains from
-  kGiven,     // emulated: what the layers slept for
+  kMeasured,  // in the steps themselves; a best cut gains from their noise, too
+  kGiven,     // emulated: times that the layers slept for
 };
 
 struct Summary {
-  std::string device = "cpu";  // that the layers ran on; "emulated": times were given, not measured
+  std::string device = "cpu";  // of the layers; "emulated": times were given, not measured
   std::vector<RunSummary> runs;
-  double speedup = 0;       // of the balanced run over the baseline
-  double best_speedup = 0;  // that the best possible cuts would have given, by replay; NaN: unknown
-  bool best_is_bound =
-      false;  // the cuts were too many to replay: no cut gives more, maybe none as much
+  double speedup = 0;  // of the balanced run over the baseline
+  // Speedup with the best possible cuts, by replay; NaN: unknown.
+  double best_speedup = 0;
+  // The cuts were too many to replay. No cut gives a larger speedup, and maybe none gives the same.
+  bool best_is_bound = false;
   CostsAre best_costs = CostsAre::kMeasured;
-  // That the cuts of the balanced run would have given by replay of given costs: what it decided,
-  // without what messages, moves and the machine took. 0: not known.
+  // Speedup with the cuts of the balanced run, by replay of given costs. So it has the effect of
+  // its decisions without messages, moves and the machine. 0: not known.
   double cuts_speedup = 0;
   Overhead overhead;
   std::int64_t layers_moved = 0;
@@ -110,12 +112,12 @@ struct Summary {
   friend bool operator==(const Summary&, const Summary&) = default;
 };
 
-// The places of the baseline and of the run that is compared with it: of the dense run, which is
-// first, losses and layers are others. nullopt: there are no two.
+// Returns the indices of the baseline and of the run that is compared with it. The dense run, which
+// is first, has other losses and layers. Returns nullopt if there are no two.
 [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> compared(const Summary& summary);
 
 [[nodiscard]] Json summary_json(const Summary& summary);
-// kBadInput with file and JSON pointer.
+// Parses a summary. Returns kBadInput with file and JSON pointer.
 [[nodiscard]] Expected<Summary> parse_summary(const Json& json, std::string_view origin);
 [[nodiscard]] Expected<Summary> read_summary(const std::filesystem::path& path);
 

@@ -17,13 +17,13 @@ struct Column {
   Align align = Align::kRight;
 };
 
-// One line of titles, then one a row, two blanks between columns, `indent` before the first. Every
-// row has one word a column; widths count code points of UTF-8. Trailing blanks are cut; every line
-// ends with a newline.
+// Returns one line of titles and one for each row. Columns have two blanks between them and
+// `indent` before the first. Each row has one word for each column. Widths count code points of
+// UTF-8. Trailing blanks are cut. Every line ends with a newline.
 [[nodiscard]] std::string table(std::span<const Column> columns,
                                 std::span<const std::vector<std::string>> rows, int indent = 2);
 
-// "1 rank", "2 ranks": nouns that only take an s.
+// Returns "1 rank" or "2 ranks", for nouns with a plural in s.
 [[nodiscard]] std::string format_count(std::int64_t count, std::string_view noun);
 
 }  // namespace dynmo::observe

@@ -155,8 +155,8 @@ class TraceText {
     }
   }
 
-  // An activation goes from F of a stage to F of the next, a gradient from B or I to that of the
-  // stage before; drawn where the two are on different ranks.
+  // Draws arrows between ranks. An activation goes from F of a stage to F of the next one. A
+  // gradient goes from B or I to that of the previous stage.
   void add_arrows(const TracedStep& step, Nanoseconds origin, const Messages& messages) {
     std::map<std::tuple<bool, int, int>, Place> places;  // (is forward, stage, micro-batch)
     for (std::size_t r = 0; r < step.timeline.ranks.size(); ++r) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Timelines as a Chrome trace (the "JSON array in an object" form that Perfetto and
-// chrome://tracing open): a process for each source, such as the engine and the simulator laid over
-// one another, a track for each rank, a slice for each action, arrows where a value goes to another
-// rank, a curve of each rank's memory where it is known.
+// Timelines as a Chrome trace, in the "JSON array in an object" form that Perfetto and
+// chrome://tracing open. A source, such as engine or simulator, is a process, and processes
+// overlay. A rank is a track, and an action a slice. Arrows show values that go to another rank,
+// and a curve shows each rank's memory if known.
 
 #include <cstdint>
 #include <span>
@@ -29,7 +29,7 @@ struct TracedSpan {
 struct TracedStep {
   std::int64_t step = 0;
   schedule::Timeline timeline;  // since the start of the step
-  Nanoseconds duration{0};      // at least until the last action's end, which is taken if shorter
+  Nanoseconds duration{0};      // raised to the last action's end if shorter
   std::vector<std::vector<sim::MemoryStep>> memory = {};  // by rank, since the start of the step
   std::vector<TracedSpan> spans = {};                     // on the ranks' tracks of the timeline
 };
@@ -39,10 +39,10 @@ struct TraceProcess {
   std::vector<TracedStep> steps;  // drawn one after another
 };
 
-// Slices are named like `2F0` and carry stage and micro-batch. Communication, where the timeline
-// has it, overlaps compute and gets a track of its own beside the rank's; an arrow then runs from
-// the action that made the value over the send and its receive to the action that uses it (flow
-// events s, t, t, f of one id). Times are microseconds.
+// Returns the trace. Slices are named like `2F0` and have stage and micro-batch. Communication in
+// the timeline overlaps compute, and has a separate track beside the rank's. Then an arrow runs
+// from the action that made the value to the action that uses it. On its way are the send and its
+// receive (flow events s, t, t, f of one id). Times are microseconds.
 [[nodiscard]] std::string trace_json(std::span<const TraceProcess> processes);
 
 }  // namespace dynmo::observe

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The import of PyTorch traces works on these records, filtered from a trace's many events.
+// The events that the import of PyTorch traces reads, filtered from a trace's many events.
 
 #include <cstdint>
 #include <map>
@@ -24,7 +24,7 @@ struct TraceEvent {
   [[nodiscard]] double end_us() const { return start_us + duration_us; }
 };
 
-// Each in order of start, the longer first.
+// Each list is sorted by start, the longer first.
 struct TraceEvents {
   std::vector<TraceEvent> ranges;      // of the user
   std::vector<TraceEvent> operations;  // of the forward pass that have a sequence number
@@ -33,6 +33,7 @@ struct TraceEvents {
   std::map<std::int64_t, double> kernel_us;  // by correlation
 };
 
+// Selects and sorts the events of a trace. Returns kBadInput with file and JSON pointer.
 [[nodiscard]] Expected<TraceEvents> sort_events(const Json& trace, std::string_view origin);
 
 }  // namespace dynmo::observe

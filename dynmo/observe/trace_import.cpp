@@ -20,9 +20,9 @@ enum Pass { kForward, kBackward, kBackwardInput, kBackwardWeight, kPasses };
 constexpr std::array<std::string_view, kPasses> kSuffixes = {".forward", ".backward",
                                                              ".backward_input", ".backward_weight"};
 
-// Whether a range is made by PyTorch or a library on it, which the user cannot rename: the forward
-// of a wrapper around the model or a layer, steps of optimizers, what compiled code and autograd
-// run.
+// Returns whether PyTorch or a library on it has made a range, which the user cannot rename. Such
+// ranges are the forward of a wrapper, steps of optimizers, and the runs of compiled code and
+// autograd.
 bool is_of_library(std::string_view name) {
   for (const std::string_view prefix :
        {"Optimizer.", "FSDP::", "Torch-Compiled Region", "TorchDynamo", "## Call",
@@ -298,9 +298,8 @@ class Importer {
   std::vector<Layer> layers_;
   std::vector<Occurrence> occurrences_;  // in order of start
   std::map<int, std::vector<Occurrence*>> by_thread_;
-  // Forward operations by sequence number. The last of a number is the one that made the node;
-  // earlier ones call it, or made no node. Numbers return with a new thread, hence the latest
-  // before a node counts.
+  // Forward operations by sequence number. The last one of a number made the node. Earlier ones
+  // call it, or made no node. Numbers return with a new thread, so the latest before a node counts.
   std::unordered_map<std::int64_t, std::vector<const TraceEvent*>> operations_;
   TraceImport result_;
 };

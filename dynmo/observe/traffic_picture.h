@@ -2,8 +2,8 @@
 #pragma once
 
 // The messages of a run as a picture: ranks x ranks, senders as rows, measured beside predicted.
-// The ranks of a node stand together in a frame; shades are logarithmic in the bytes. Control is
-// left out of pictures, as nothing predicts it.
+// The ranks of a node are together in a frame. Shades are logarithmic in the bytes. Pictures omit
+// control, because it is not predicted.
 
 #include <span>
 #include <string>
@@ -18,15 +18,16 @@ struct TrafficTextOptions {
   bool ascii = false;  // plain ASCII instead of UTF-8
 };
 
-// Lines of text, each ending with a newline, with a line of what was measured and predicted by
-// purpose; of more than kMaxDrawnRanks ranks this line only. "" where nothing was sent.
+// Returns lines of text, each ending with a newline, with one line of measured and predicted bytes
+// by purpose. For more than kMaxDrawnRanks ranks it returns this line only. Returns "" if nothing
+// was sent.
 [[nodiscard]] std::string traffic_text(const TrafficInterval& traffic,
                                        const TrafficTextOptions& options = {});
 
-// A drawing of its own, that a browser shows; pointing at a cell tells its bytes.
+// Returns a drawing for a browser. Pointing at a cell shows its bytes.
 [[nodiscard]] std::string traffic_svg(const TrafficInterval& traffic);
 
-// A line for each pair of ranks, purpose and interval, below a line of titles.
+// Returns a line of titles, and a line for each pair of ranks, purpose and interval.
 [[nodiscard]] std::string traffic_csv(std::span<const TrafficInterval> intervals);
 
 }  // namespace dynmo::observe

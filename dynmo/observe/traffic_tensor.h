@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The messages of a run as a tensor (tensor/sparse_tensor.h), so that its features say how they are
-// uneven.
+// The messages of a run as a tensor (tensor/sparse_tensor.h), whose features describe their
+// imbalance.
 
 #include <vector>
 
@@ -11,7 +11,7 @@
 
 namespace dynmo::observe {
 
-// Measured bytes by [interval, from, to], control left out. Requires an interval.
+// Returns measured bytes by [interval, from, to] without control. Requires an interval.
 [[nodiscard]] tensor::SparseTensor tensor_of(const std::vector<TrafficInterval>& intervals);
 
 }  // namespace dynmo::observe

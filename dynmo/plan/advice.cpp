@@ -54,6 +54,7 @@ class Adviser {
                   .fewest = {}};
     find_limit(parts, advice);
     find_fewest(advice);
+    if (!advice.remedy) advice.remedy = fewer_ranks(advice);
     return advice;
   }
 
@@ -65,7 +66,7 @@ class Adviser {
     ScheduleChoice schedules = ScheduleChoice::kAsGiven;
   };
 
-  // About as many as a step has on `ranks` ranks, in all models.
+  // Returns the approximate number of actions of a step on `ranks` ranks, in all models.
   [[nodiscard]] double actions_of(int ranks) const {
     constexpr double kOfEach = 6;  // F, B, and their messages
     return kOfEach * ranks * problem_.micro_batches * static_cast<double>(problem_.models.size());
@@ -126,15 +127,21 @@ class Adviser {
     const sim::BubbleSplit& split = parts.split;
     advice.share = std::max(
         {split.fill_drain, split.imbalance, split.communication, split.straggler, kAdviceMargin});
-    if (advice.share == split.imbalance) {
+    advice.remedy = by_optimal_cut(parts.step_s);
+    if (advice.remedy) {  // replays of all other changes have optimal cuts, too
+      advice.limit = StepLimit::kBalancer;
+    } else if (advice.share == split.imbalance) {
       find_uneven(parts, advice);
     } else if (advice.share == split.fill_drain) {
       advice.limit = StepLimit::kFill;
       advice.remedy = against_filling(parts.step_s);
     } else if (advice.share == split.communication) {
       advice.limit = StepLimit::kMessages;
+      advice.remedy = by_change(StepLimit::kMessages, parts.step_s);
+      if (!advice.remedy) advice.remedy = more_micro_batches(parts.step_s);
     } else if (advice.share == split.straggler) {
       advice.limit = StepLimit::kSlowRank;
+      advice.remedy = by_change(StepLimit::kSlowRank, parts.step_s);
     } else {
       advice.limit = StepLimit::kWork;
       advice.share = parts.busy;
@@ -154,6 +161,39 @@ class Adviser {
     advice.remedy = with_memory(parts.step_s);
     advice.limit = advice.remedy ? StepLimit::kMemory : alone ? StepLimit::kLayer : StepLimit::kCut;
     if (!alone) advice.layer.clear();
+  }
+
+  // Where the plans in question are of another balancer.
+  [[nodiscard]] std::optional<Remedy> by_optimal_cut(double now_s) const {
+    if (problem_.plans.empty()) return std::nullopt;
+    const auto with_s = step_s(problem_.models, problem_.cluster, {});
+    if (!with_s || !is_shorter(*with_s, now_s)) return std::nullopt;
+    return Remedy{AdviceKey::kBalancer, std::string(name(Balancer::kOptimal)), *with_s};
+  }
+
+  // The change that shortens the step most. Settings come before other machines.
+  [[nodiscard]] std::optional<Remedy> by_change(StepLimit limit, double now_s) const {
+    std::optional<Remedy> best;
+    if (!problem_.changes) return best;
+    for (const AdviceChange& change : problem_.changes(limit)) {
+      const auto with_s =
+          step_s(change.models, change.cluster, {.micro_batches = change.micro_batches});
+      if (!with_s || !is_shorter(*with_s, best ? best->step_s : now_s)) continue;
+      best = Remedy{change.set.key, change.set.value, *with_s, change.with};
+      if (change.set.key == AdviceKey::kMicroBatchSize) break;
+    }
+    return best;
+  }
+
+  // Layers that are too heavy for so many ranks take no longer on fewer, the first ones of them.
+  [[nodiscard]] std::optional<Remedy> fewer_ranks(const Advice& advice) const {
+    const bool coarse = advice.limit == StepLimit::kLayer || advice.limit == StepLimit::kCut ||
+                        advice.limit == StepLimit::kHead || advice.limit == StepLimit::kSlowRank;
+    if (!coarse || !advice.fewest || advice.fewest->ranks == advice.all.ranks) return std::nullopt;
+    const std::vector<Rank> kept = ranks_to_keep(problem_.cluster, advice.fewest->ranks);
+    const bool first = kept.back().value == advice.fewest->ranks - 1;
+    if (!first || problem_.cluster.replicas > 1) return std::nullopt;
+    return Remedy{AdviceKey::kRanks, std::to_string(advice.fewest->ranks), advice.fewest->step_s};
   }
 
   // The layer with the most work, and its seconds a micro-batch on the fastest rank, as a mean.
@@ -225,13 +265,17 @@ class Adviser {
         }
       }
     }
+    return more_micro_batches(now_s);
+  }
+
+  [[nodiscard]] std::optional<Remedy> more_micro_batches(double now_s) const {
     const int twice = 2 * problem_.micro_batches;
     const auto with_s = step_s(problem_.models, problem_.cluster, {.micro_batches = twice});
     if (!with_s || !is_shorter(*with_s / 2, now_s)) return std::nullopt;
     return Remedy{AdviceKey::kMicroBatches, std::to_string(twice), *with_s / 2};
   }
 
-  // The step of so many ranks in perfect balance.
+  // Returns the step on `ranks` ranks in perfect balance.
   [[nodiscard]] double least_s(int ranks) const {
     double speed = 0;
     for (const Rank rank : ranks_to_keep(problem_.cluster, ranks)) {
@@ -297,6 +341,8 @@ std::string_view name(StepLimit limit) {
       return "layer";
     case StepLimit::kCut:
       return "cut";
+    case StepLimit::kBalancer:
+      return "balancer";
     case StepLimit::kMemory:
       return "memory";
     case StepLimit::kFill:
@@ -344,6 +390,24 @@ std::string_view name(AdviceKey key) {
       return "micro_batches";
     case AdviceKey::kMemory:
       return "memory";
+    case AdviceKey::kBalancer:
+      return "balancer";
+    case AdviceKey::kRanks:
+      return "ranks";
+    case AdviceKey::kMicroBatchSize:
+      return "micro_batch_size";
+    case AdviceKey::kInsideLatency:
+      return "inside_latency";
+    case AdviceKey::kInsideBandwidth:
+      return "inside_bandwidth";
+    case AdviceKey::kBetweenLatency:
+      return "between_latency";
+    case AdviceKey::kBetweenBandwidth:
+      return "between_bandwidth";
+    case AdviceKey::kNicBandwidth:
+      return "nic_bandwidth";
+    case AdviceKey::kSpeed:
+      return "speed";
   }
   return {};
 }
@@ -366,6 +430,9 @@ Json advice_json(const Advice& advice, double tokens) {
   if (const auto& remedy = advice.remedy) {
     json["remedy"] = {
         {"key", name(remedy->key)}, {"value", remedy->value}, {"step_time_s", remedy->step_s}};
+    if (remedy->with) {
+      json["remedy"]["with"] = {{"key", name(remedy->with->key)}, {"value", remedy->with->value}};
+    }
   }
   return json;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Says what the figures of a plan mean: how few ranks would do, what bounds the step, and which key
-// would shorten it. Every answer is a replay of another plan for the same costs, with optimal cuts.
+// Interprets a plan. It says how many ranks are enough, what limits the step, and which key would
+// shorten it. Every answer is a replay of another plan for the same costs, with optimal cuts.
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +21,7 @@
 
 namespace dynmo::plan {
 
-// Two steps are as good as equal, and a change is not worth a word, within this share.
+// Within this share two steps count as equal, and a change is not reported.
 inline constexpr double kAdviceMargin = 0.02;
 
 enum class StepLimit {
@@ -29,6 +29,7 @@ enum class StepLimit {
   kHead,      // the head, or a slice of it, is more than a rank's fair share
   kLayer,     // another layer is
   kCut,       // whole layers cannot be spread more evenly
+  kBalancer,  // the optimal cut is better than that of the balancer in question
   kMemory,    // an even cut needs more memory than there is
   kFill,      // ranks wait for the first micro-batch and for the last gradients
   kMessages,  // ranks wait for messages and reductions
@@ -36,13 +37,33 @@ enum class StepLimit {
 };
 [[nodiscard]] std::string_view name(StepLimit limit);
 
-enum class AdviceKey { kHeadSlices, kSchedule, kMicroBatches, kMemory };
+enum class AdviceKey {
+  kHeadSlices,
+  kSchedule,
+  kMicroBatches,
+  kMemory,
+  kBalancer,
+  kRanks,
+  kMicroBatchSize,
+  kInsideLatency,
+  kInsideBandwidth,
+  kBetweenLatency,
+  kBetweenBandwidth,
+  kNicBandwidth,
+  kSpeed,  // of the slow ranks
+};
 
-// Another value of a key, and the time that the micro-batches of a step would take with it.
+struct KeyValue {
+  AdviceKey key = AdviceKey::kHeadSlices;
+  std::string value;
+};
+
+// Another value of a key, and the time of a step's micro-batches with it.
 struct Remedy {
   AdviceKey key = AdviceKey::kHeadSlices;
   std::string value;
   double step_s = 0;
+  std::optional<KeyValue> with = {};  // changed together with it
 };
 
 struct RankCount {
@@ -50,9 +71,9 @@ struct RankCount {
   double step_s = 0;
 };
 
-// Times are means over the steps that the problem has.
+// Times are means over the steps of the problem.
 struct Advice {
-  RankCount all;  // the ranks that are offered
+  RankCount all;  // offered ranks
   StepLimit limit = StepLimit::kWork;
   double share = 0;   // of the ranks' time lost to the limit; of kWork: in which they compute
   std::string layer;  // of kHead and kLayer: the heaviest
@@ -63,35 +84,46 @@ struct Advice {
 
 using Costs = std::vector<cost::ModelCost>;
 
+// A change that the caller can describe: the same tokens with other costs, links or speeds.
+struct AdviceChange {
+  KeyValue set;
+  std::optional<KeyValue> with = {};
+  Costs models;
+  cost::Cluster cluster;
+  int micro_batches = 1;
+};
+
 struct AdviceProblem {
-  Costs models;  // one for each step that is looked at
+  Costs models;  // one for each examined step
   const cost::Cluster& cluster;
   int micro_batches = 1;
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
-  ScheduleChoice schedules = ScheduleChoice::kAsGiven;  // kBest: the schedule is the best of all
+  ScheduleChoice schedules = ScheduleChoice::kAsGiven;  // kBest: the best schedule of all
   // The plans in question, one for each of `models`. None: the optimal cuts.
   std::vector<Evaluation> plans = {};
-  double head_room = 0;  // share of the ranks' memory that `cluster` does not have
+  double head_room = 0;  // share of the ranks' memory not in `cluster`
   std::int64_t head_slices = 1;
-  // Returns `models` with the head in that many slices; empty if the head cannot be cut.
+  // Returns `models` with the head in that many slices, or empty if the head cannot be cut.
   std::function<Expected<Costs>(std::int64_t slices)> sliced = {};
+  // Returns what could help against messages or slow ranks, settings first.
+  std::function<std::vector<AdviceChange>(StepLimit)> changes = {};
 };
 
-// Tries every number of ranks that perfect balance would allow, and keeps the ranks that `pack`
-// would keep first. If that is too much work, bisects. nullopt if no optimal cut fits the memory,
-// or if a single replay would take seconds. Deterministic.
+// Gives advice. Tries every number of ranks that perfect balance would allow, with the ranks that
+// `pack` keeps first. If that is too much work, it bisects. Returns nullopt if no optimal cut fits
+// the memory, or if a single replay would take seconds. Deterministic.
 [[nodiscard]] std::optional<Advice> advise(const AdviceProblem& problem);
 
-// Returns the costs with the head, the last layer, divided evenly into slices. Profiles say no
-// more; costs by formulas are made for the number of slices. kBadInput if the last layer is not a
-// whole head.
+// Returns the costs with the head, the last layer, divided evenly into slices. Profiles have no
+// better data, while formulas compute costs for the number of slices. Returns kBadInput if the last
+// layer is not a whole head.
 [[nodiscard]] Expected<cost::ModelCost> with_head_slices(cost::ModelCost model,
                                                          std::int64_t slices);
 
 [[nodiscard]] std::string_view name(AdviceKey key);
-// Tokens that a rank computes in an hour, of `tokens` a step.
+// Returns the tokens that a rank computes in an hour, with `tokens` a step.
 [[nodiscard]] double tokens_an_hour(const RankCount& count, double tokens);
-// `tokens` are those of a step; 0: not known.
+// Returns the advice as JSON. `tokens` are those of a step; 0: not known.
 [[nodiscard]] Json advice_json(const Advice& advice, double tokens);
 
 }  // namespace dynmo::plan

@@ -28,8 +28,8 @@ Nanoseconds transfer(const cost::Cluster& cluster, int from, int to, Bytes bytes
                         static_cast<double>(bytes.value) / link.bandwidth_bytes_per_s);
 }
 
-// -ln of a number drawn uniformly from (0, 1], in parts of kWhole; sums of reciprocals instead of a
-// logarithm, whose last bit differs between libraries.
+// Draws -ln of a uniform number from (0, 1], in parts of kWhole. It sums reciprocals, because the
+// last bit of a logarithm differs between libraries.
 class Exponential {
  public:
   Exponential() {
@@ -101,9 +101,9 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
   for (const int evenness : {100, 30, 3}) attempt({evenness, false});
 }
 
-// Adds to the load of every rank, a share of a micro-batch, how long it has nothing to do before
-// the first micro-batch arrives, and after its last input gradient, if its weight gradients are not
-// enough to fill that.
+// Adds the idle time of every rank to its load, as a share of a micro-batch. It is idle before the
+// first micro-batch arrives. It is also idle after its last input gradient, if its weight gradients
+// do not fill that time.
 void Annealer::add_filling(const std::vector<int>& bounds) {
   scratch_.filler.assign(static_cast<std::size_t>(cluster_.size()), -1);
   const auto layers_of = [&](std::size_t s, const std::vector<std::int64_t>& sums) {
@@ -142,8 +142,9 @@ void Annealer::add_filling(const std::vector<int>& bounds) {
   }
 }
 
-// The largest load of a rank, plus balance.evenness percent of a mean load for a relative variance
-// of 1 of the stages, plus a lot for memory that overflows. In nanoseconds.
+// Returns the largest load of a rank in nanoseconds, with two additions. One is balance.evenness
+// percent of a mean load for a relative variance of 1 of the stages. The other is a large amount
+// for memory that overflows.
 std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance balance) {
   const auto ranks = static_cast<std::size_t>(cluster_.size());
   scratch_.load.assign(ranks, 0);
@@ -454,6 +455,12 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
     best_.time = now_.time;
     best_.layout = now_.layout;
   }
+}
+
+void Annealer::adopt(const Annealer& other) {
+  if (other.best_.time == kInfeasible) return;
+  const std::int64_t time = time_of(other.best_.layout, best_.time);
+  if (time < best_.time) best_ = {other.best_.layout, time};
 }
 
 Plan Annealer::plan() {

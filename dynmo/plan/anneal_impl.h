@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Anneals cut and order of the adaptive schedule for one placement (docs/planner.md). All in
-// integers, so that every machine takes the same decisions.
+// Anneals cut and order of the adaptive schedule for one placement (docs/planner.md). It uses only
+// integers, so every machine makes the same decisions.
 
 #include <cstdint>
 #include <span>
@@ -20,8 +20,8 @@
 
 namespace dynmo::plan::internal {
 
-// A model as prefix sums over its layers (layers + 1 of each), times in 1/1024 ns at speed 1: in
-// parts of a nanosecond, so that the sums round as those of the replay do.
+// A model as prefix sums over its layers (layers + 1 of each). Times are in 1/1024 ns at speed 1,
+// so that the sums round as those of the replay do.
 struct Prefixes {
   static constexpr int kPartBits = 10;
   std::vector<std::int64_t> forward;
@@ -37,44 +37,48 @@ struct Prefixes {
   int frozen_layers = 0;
   Recompute recompute = Recompute::kNone;
 
-  // With kWhole all layers are recomputed, with kAuto annealing chooses how many of each stage are.
+  // Sums up a model. With kWhole all layers are recomputed. With kAuto annealing chooses their
+  // number for each stage.
   Prefixes(const cost::ModelCost& model, Recompute recompute);
   [[nodiscard]] int layers() const { return static_cast<int>(boundary.size()); }
 };
 
-// A layout is what annealing changes: stage s has layers [bounds[s], bounds[s + 1]), which may be
+// The state that annealing changes. Stage s has layers [bounds[s], bounds[s + 1]), which may be
 // none, and is on placement[s].
 struct Layout {
   std::vector<int> bounds;
   std::vector<Rank> placement;
   schedule::DuePolicy policy;  // with an offset for every stage
-  std::vector<int> again;      // so many of the first layers of each stage are recomputed
+  std::vector<int> again;      // number of first layers of each stage that are recomputed
 };
 
-// Which cuts and orders annealing starts from.
-//   kLevel   Ranks of equal work, under many due policies.
-//   kFilled  Also ranks that have less work the longer they wait for the first micro-batch and for
-//            the last gradients, under few due policies, with and without gradients that wait until
-//            a part of all micro-batches has passed. For pipelines that are long beside the number
-//            of micro-batches, and for problems that few runs are affordable of.
+// The cuts and orders from which annealing starts.
+// - kLevel: ranks of equal work, under many due policies.
+// - kFilled: also ranks that have less work the longer they wait for the first micro-batch and for
+//   the last gradients. They are tried under few due policies, with and without gradients that wait
+//   for a part of all micro-batches. This helps pipelines that are long relative to the number of
+//   micro-batches, and problems with few affordable runs.
 enum class Starts { kLevel, kFilled };
 
 class Annealer {
  public:
   static constexpr std::int64_t kInfeasible = schedule::ListScheduler::kStopped;
 
-  // Starts from the best of a few cuts balanced without simulation, each under a grid of due
-  // policies, as far as `actions` placed actions go.
+  // Starts from the best of a few cuts that were balanced without simulation. Each is tried under a
+  // grid of due policies, for up to `actions` placed actions.
   Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster, int micro_batches,
            std::vector<Rank> placement, Starts starts, std::uint64_t seed, std::int64_t actions);
 
-  // Spends `actions` placed actions: anneals from the best so far, `heat` / 2^20 of its step time
-  // warm at first.
+  // Takes the best layout of another annealer of this placement if it is better here, too.
+  void adopt(const Annealer& other);
+
+  // Anneals from the best result so far, for `actions` placed actions. The start temperature is
+  // `heat` / 2^20 of its step time.
   void anneal(std::int64_t actions, std::int64_t heat);
 
   [[nodiscard]] const std::string& name() const { return name_; }
-  // Step time in nanoseconds of the best so far, as the replay will have it up to rounding;
-  // kInfeasible while no cut fits memory.
+  // Returns the step time in nanoseconds of the best result so far. It equals that of the replay up
+  // to rounding. Returns kInfeasible if no cut fits memory yet.
   [[nodiscard]] std::int64_t best() const { return best_.time; }
   [[nodiscard]] Plan plan();  // requires best() to be feasible
   [[nodiscard]] std::int64_t spent() const { return spent_; }

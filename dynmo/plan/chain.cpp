@@ -72,8 +72,8 @@ class Probe {
     return ends;
   }
 
-  // Whether a cut without empty ranks exists; exact also where the greedy answer is not (a heavy
-  // layer that a small rank must not start with). Requires find_windows().
+  // Returns whether a cut without empty ranks exists. It is exact also if the greedy answer is not
+  // (a heavy layer that a small rank must not start with). Requires find_windows().
   [[nodiscard]] bool has_cut() const {
     std::vector<int> next_good(1,
                                chain_.layers());  // by start: first feasible start at or after it
@@ -130,18 +130,18 @@ bool exactly_works(const Chain& chain, Wide bottleneck) {
   return probe.find_windows() && probe.has_cut();
 }
 
-// One rank's column of the dynamic program over cuts: for each start in its window the least sum of
-// squared times of this and all later ranks, and the first end that reaches it.
+// One rank's column of the dynamic program over cuts. For each start in its window it has the least
+// sum of squared times of this and all later ranks, and the first end that reaches it.
 struct Level {
   int low = 0;
   std::vector<Wide> best;
   std::vector<int> end;
 };
 
-// Fills a Level by divide and conquer: squares of range sums are a Monge array, limits that only
-// cut off long ranges keep it one, so the leftmost best end never moves left as the start moves
-// right. With recomputation they need not be one: the cut keeps the limits, and its sum of squares
-// is small, not least.
+// Fills a Level by divide and conquer. Squares of range sums are a Monge array, and limits that
+// only cut off long ranges keep it one. So the leftmost best end never moves left as the start
+// moves right. With recomputation they need not be one. Then the cut keeps the limits, and its sum
+// of squares is small, not least.
 class LevelSolver {
  public:
   LevelSolver(const Chain& chain, const Probe& probe, int rank, const Level& next)

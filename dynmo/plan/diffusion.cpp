@@ -12,7 +12,8 @@ namespace dynmo::plan {
 namespace internal {
 namespace {
 
-// One pair's turn at the boundary `cut` between [first, cut) and [cut, end). Gives the new one.
+// Exchanges one pair at the boundary `cut` between [first, cut) and [cut, end). Returns the new
+// boundary.
 int exchange(const std::vector<std::int64_t>& prefix, int first, int cut, int end) {
   const auto sum = [&](int from, int to) {
     return prefix[static_cast<std::size_t>(to)] - prefix[static_cast<std::size_t>(from)];
@@ -21,8 +22,8 @@ int exchange(const std::vector<std::int64_t>& prefix, int first, int cut, int en
   const std::int64_t right = sum(cut, end);
   const int moved = left > right ? cut - 1 : cut + 1;
   if (left == right || moved == first || moved == end) return cut;
-  // With the sum of the two unchanged, a smaller variance is the same as a smaller maximum: a tie
-  // of the maxima is a tie of both.
+  // The sum of the two does not change. So a smaller variance is the same as a smaller maximum, and
+  // a tie of the maxima is a tie of both.
   return std::max(sum(first, moved), sum(moved, end)) < std::max(left, right) ? moved : cut;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// DynMo's decentralised balancer (arXiv 2505.14864, kept contiguous): in rounds, every stage looks
-// at its neighbour only, and the heavier one gives its boundary layer away where that helps.
+// DynMo's decentralised balancer (arXiv 2505.14864, kept contiguous). In each round a stage sees
+// only its neighbour. The heavier one gives away its boundary layer if that helps.
 
 #include <cstdint>
 #include <vector>
@@ -14,27 +14,32 @@ namespace dynmo::plan {
 
 struct Diffusion {
   std::vector<int> counts;  // layers a stage
-  int rounds = 0;           // until one in which nothing moved, that one included
+  int rounds = 0;           // up to the first one without a move, inclusive
 };
 
-// A round pairs each stage with its right neighbour, the even stages first, then the odd ones, so
-// that all pairs of a half round act at once. A pair moves the layer at its boundary if the larger
-// of its two loads falls (their sum stays, so an equal maximum would be an equal variance too). So
-// the largest load never rises, the sum of squared loads falls with every move, order is kept, no
-// stage is emptied, and it ends; but not always at the optimum, as no pair sees further than its
-// own two stages.
+// Balances by rounds. A round pairs each stage with its right neighbour, the even stages first,
+// then the odd ones. So all pairs of a half round act at once. A pair moves the layer at its
+// boundary if the larger of its two loads falls. (Their sum stays, so an equal maximum would be an
+// equal variance too.)
 //
-// Starts from the cut of `problem.current` where it has the same placement and layers, from the
-// uniform cut otherwise. Requires kDiffusionParameters or kDiffusionTime. kBadInput as `balance`.
+// So the largest load never rises, and the sum of squared loads falls with every move. Order is
+// kept, no stage is emptied, and it terminates. The result is not always optimal, because a pair
+// sees only its two stages.
+//
+// Starts from the cut of `problem.current` if it has the same placement and layers, else from the
+// uniform cut. Requires kDiffusionParameters or kDiffusionTime. Returns kBadInput as balance().
 [[nodiscard]] Expected<Diffusion> diffuse(Balancer balancer, const BalanceProblem& problem);
 
-// The paper's bound on the rounds, without its constant: min{N^2 ln(S N / g) ln N,
-// S N ln(N) / g} for N = `ranks`, S = `layers` and convergence factor g. Requires ranks, layers >=
-// 1 and g > 0.
+// Returns the paper's bound on the rounds, without its constant:
+//
+//   min{N^2 ln(S N / g) ln N, S N ln(N) / g}
+//
+// N is `ranks`, S is `layers`, and g is the convergence factor. Requires ranks, layers >= 1 and g >
+// 0.
 [[nodiscard]] double diffusion_bound(int ranks, int layers, double convergence = 1);
 
 namespace internal {
-// The rounds themselves, on prefix sums of loads and counts of at least 1 that cover them.
+// Runs the rounds on prefix sums of loads, with counts of at least 1 that cover them.
 [[nodiscard]] Diffusion diffuse(const std::vector<std::int64_t>& prefix, std::vector<int> counts);
 }  // namespace internal
 

@@ -73,8 +73,9 @@ std::vector<Window> EvenBound::near_divisible() const {
   return windows;
 }
 
-// One price for the layers before a start and another for those behind it bound the sum of all by a
-// monotone function of the start. The best distance of the two is sqrt(slack / capacity of a side).
+// One price for the layers before a start and another for those behind it bound the sum of all. The
+// bound is a monotone function of the start. The best distance of the two is sqrt(slack / capacity
+// of a side).
 std::vector<Window> EvenBound::within(Wide squares) const {
   std::vector<Window> windows(1, {0, 0});
   if (squares == 0) return windows;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where the starts of the most even cut can be, without looking at cuts: what makes the tie rule of
-// balance.h fast when the bottleneck leaves it much room.
+// The range of each start of the most even cut, computed without cuts. This makes the tie rule of
+// balance.h fast if the bottleneck leaves much freedom.
 
 #include <vector>
 
@@ -17,22 +17,25 @@ struct Window {
 };
 
 // A lower bound on sums of squared times, by layers. Let a rank of capacity c = 1 / slowness^2 have
-// load l. For any price p >= 0: l^2 / c >= 2 p l - p^2 c, and a layer w > p c alone already costs
-// w^2 / c, so that l^2 / c >= sum of value(w) over its layers - p^2 c, with
+// load l. For any price p >= 0: l^2 / c >= 2 p l - p^2 c. A layer w > p c alone already costs w^2 /
+// c. So l^2 / c >= sum of value(w) over its layers - p^2 c, with
+//
 //   value(w) = 2 p w if w <= p c, else w^2 / c + p^2 c
-// (two such layers: 2 w w' >= 2 p^2 c^2; beside one the rest counts 2 w rest >= 2 p c rest). The
-// value falls with c, so that of the fastest rank serves all. It grows with p.
+//
+// (Two such layers: 2 w w' >= 2 p^2 c^2. Beside one, the rest counts 2 w rest >= 2 p c rest.) The
+// value falls with c, so that of the fastest rank is valid for all. It grows with p.
 class EvenBound {
  public:
   // Keeps a reference to `chain`.
   explicit EvenBound(const Chain& chain);
 
-  // Returns, for each rank, the starts within a rank's load of where the bound's divisible layers
-  // would be cut.
+  // Returns, for each rank, the starts near those of the best cut of divisible layers: at most a
+  // rank's load away.
   [[nodiscard]] std::vector<Window> near_divisible() const;
 
-  // Returns, for each rank, the starts that a cut with at most `squares` can have. None are given
-  // (all may be needed) if `squares` is 0.
+  // Returns, for each rank, the starts that a cut can have if its sum of squared times is at most
+  // `squares`. If `squares` is 0, returns only that of rank 0, because all other starts may be
+  // needed.
   [[nodiscard]] std::vector<Window> within(Wide squares) const;
 
  private:
@@ -40,12 +43,12 @@ class EvenBound {
     return static_cast<double>(chain_.work[static_cast<std::size_t>(end)] -
                                chain_.work[static_cast<std::size_t>(first)]);
   }
-  // Prefix sums.
+  // Returns prefix sums of value() at this price.
   [[nodiscard]] std::vector<double> values(double price) const;
 
   const Chain& chain_;
   std::vector<double> capacity_;  // of all ranks before
-  double fastest_ = 0;            // the largest capacity of a rank
+  double fastest_ = 0;            // largest capacity of a rank
   double price_ = 0;
   std::vector<double> values_;  // at that price
 };

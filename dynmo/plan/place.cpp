@@ -49,9 +49,9 @@ struct Order {
   double bound_s = 0;
 };
 
-// No replay of a plan is shorter than its bound: a stage waits for the first micro-batch to pass
-// all stages before it, a rank does all its work, and after the last input gradient of a stage one
-// has to go down to the first stage that trains.
+// A lower bound of the replays of a plan. A stage waits for the first micro-batch to pass all
+// stages before it, and a rank does all its work. After the last input gradient of a stage, one
+// must pass down to the first stage that trains.
 class Bound {
  public:
   Bound(const schedule::PipelineShape& shape, const std::vector<sim::StageCost>& costs)
@@ -181,7 +181,7 @@ Expected<std::vector<Rank>> best_order(const Plan& plan, const BalanceProblem& p
   Bound bound(shape, costs);
   for (Order& order : orders)
     order.bound_s = bound.seconds(reordered(problem.cluster, order.ranks));
-  // The given order comes first, whatever its bound, as the one that must not be worse.
+  // The given order comes first, for any bound, because the result must not be worse.
   std::stable_sort(orders.begin() + 1, orders.end(),
                    [](const Order& a, const Order& b) { return a.bound_s < b.bound_s; });
   const Order* best = nullptr;
@@ -272,8 +272,8 @@ Expected<Plan> place(const Plan& plan, const BalanceProblem& problem, std::int64
   const std::vector<Rank> order = order_by_messages(plan, problem);
   Plan placed = renamed(plan, order);
   if (placed == plan) return plan;
-  // Ranks renamed in a plan are ranks of the cluster exchanged under the same schedule, which is
-  // made and checked once: that takes longer than a replay.
+  // Renaming ranks in a plan equals exchanging ranks of the cluster under the same schedule. So the
+  // schedule is made and checked once, which takes longer than a replay.
   DYNMO_ASSIGN(const sim::CheckedSchedule checked, checked_schedule(plan, problem));
   const std::vector<sim::StageCost> costs = stage_costs(plan, problem.model, problem.cluster);
   const cost::Cluster exchanged = reordered(problem.cluster, order);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Parts of place.h: bytes that an order keeps where they are, and the order of many ranks.
+// Parts of place.h: bytes that an order keeps on their rank, and the order of many ranks.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,12 +15,12 @@
 
 namespace dynmo::plan {
 
-// Bytes of a position's layers that lie on a rank already; none without a plan in force.
+// Bytes of a position's layers that are already on a rank, or none without a plan in force.
 class KeptBytes {
  public:
   KeptBytes(const Plan& plan, const Plan* current, const cost::ModelCost& model);
   [[nodiscard]] std::int64_t at(std::size_t position, std::size_t rank) const;
-  // Ranks that hold layers of a position, with the bytes.
+  // Returns the ranks that have layers of a position, with the bytes.
   [[nodiscard]] const std::map<std::size_t, std::int64_t>& of(std::size_t position) const {
     return rows_[position];
   }
@@ -29,8 +29,8 @@ class KeptBytes {
   std::vector<std::map<std::size_t, std::int64_t>> rows_;
 };
 
-// The rank of each position: ranks of equal speed and memory change places so that message_time_s()
-// of the plan's messages falls; of two orders with the same time, that which moves fewer bytes.
+// Returns the rank of each position. Ranks of equal speed and memory are exchanged so that
+// message_time_s() of the plan's messages falls. On a tie, it chooses fewer moved bytes.
 [[nodiscard]] std::vector<Rank> order_by_messages(const Plan& plan, const BalanceProblem& problem);
 
 }  // namespace dynmo::plan

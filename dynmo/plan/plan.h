@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where every layer runs, as a value: a contiguous cut of the layers into stages, the rank of each
-// stage, the schedule kind, and the generation. A rank without a stage is idle, so packing is just
-// another plan.
+// The rank of every layer, as a value. It has a contiguous cut of the layers into stages, the rank
+// of each stage, the schedule kind, and the generation. A rank without a stage is idle, so packing
+// is just another plan.
 
 #include <filesystem>
 #include <span>
@@ -39,9 +39,9 @@ struct Plan {
   std::vector<PlanStage> stages;  // contiguous, non-empty, in order of the layers
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
   Generation generation = 0;
-  // kAdaptive only: by rank, the compute actions of a step in order (F, and I and W or B), for the
-  // number of micro-batches it was made for. A frozen stage runs its F and nothing else of it; one
-  // that was frozen when the order was made and trains again runs its I and W at the end.
+  // kAdaptive only: by rank, the compute actions of a step in order (F, and I and W or B). They are
+  // for a fixed number of micro-batches. A frozen stage runs only its F. A stage that was frozen
+  // when the order was made may train again. It runs its I and W at the end.
   std::vector<std::vector<schedule::Action>> order = {};
 
   [[nodiscard]] int layers() const { return stages.empty() ? 0 : stages.back().layers.end(); }
@@ -50,46 +50,50 @@ struct Plan {
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-// One stage a rank, stage i of counts[i] layers on rank i; a count of 0 leaves the rank idle.
+// Makes a plan with one stage a rank: stage i of counts[i] layers is on rank i. A count of 0 leaves
+// the rank idle.
 [[nodiscard]] Plan make_plan(const std::vector<int>& counts, schedule::ScheduleKind schedule,
                              Generation generation = 0);
 
-// Stage i of counts[i] layers on placement[i], a rank below `ranks`. Stages of no layers are left
-// out, and neighbours on one rank become one stage.
+// Makes a plan whose stage i of counts[i] layers is on placement[i], a rank below `ranks`. Stages
+// without layers are omitted, and neighbours on one rank become one stage.
 [[nodiscard]] Plan make_plan(const std::vector<int>& counts, const std::vector<Rank>& placement,
                              int ranks, schedule::ScheduleKind schedule, Generation generation = 0);
 
-// The plan with rank r called name[r]; an adaptive order goes with its rank. Requires a permutation
-// of the ranks.
+// Returns the plan with rank r renamed to name[r]. An adaptive order is moved with its rank.
+// Requires a permutation of the ranks.
 [[nodiscard]] Plan renamed(const Plan& plan, std::span<const Rank> name);
 
-// kBadInput: gaps, overlaps, empty stages, a rank out of range, not all of `layers` covered.
+// Checks a plan. Returns kBadInput for gaps, overlaps, empty stages, a rank out of range, or layers
+// that do not cover `layers`.
 [[nodiscard]] Expected<void> validate(const Plan& plan, int layers);
 
-// The digest of the canonical text of all fields; ranks compare it before they act.
+// Returns the digest of the canonical text of all fields. Ranks compare it before they act.
 [[nodiscard]] Digest digest(const Plan& plan);
 
-// The shape a schedule generator wants; the first `frozen_layers` layers are the frozen prefix.
+// Returns the shape for a schedule generator. The first `frozen_layers` layers are the frozen
+// prefix.
 [[nodiscard]] schedule::PipelineShape shape_of(const Plan& plan, int micro_batches,
                                                int frozen_layers);
 
-// The compute actions that the plan runs: its order, or what its schedule kind makes of its shape.
-// kBadInput as make_schedule says, or where an order is for other micro-batches or other stages.
+// Returns the compute actions of the plan: its order, or the schedule of its kind for its shape.
+// Returns kBadInput as make_schedule() does, or if an order is for other micro-batches or stages.
 [[nodiscard]] Expected<schedule::Schedule> schedule_of(const Plan& plan, int micro_batches,
                                                        int frozen_layers);
 
-// Layer counts a stage, "5|4|4|5".
+// Returns the layer counts of the stages, "5|4|4|5".
 [[nodiscard]] std::string to_string(const Plan& plan);
 
-// The first and last layer of every stage, "embedding .. blocks.3.attention | blocks.3.mlp ..
-// head"; of more than 8 stages the first and the last four. Requires a name for every layer.
+// Returns the first and last layer of every stage, "embedding .. blocks.3.attention | blocks.3.mlp
+// .. head". If there are more than 8 stages, it shows the first and the last four. Requires a name
+// for every layer.
 [[nodiscard]] std::string named_cut(const Plan& plan, std::span<const std::string> names);
 
-// "dynmo-plan-1" without what follows from costs, which plan_json (evaluate.h) adds.
+// Returns "dynmo-plan-1" without values from costs, which plan_json (evaluate.h) adds.
 [[nodiscard]] Json to_json(const Plan& plan);
-// The plan in such a document (of plan_json, too): what it says of times and
-// memory is passed over. An adaptive plan has its order, for as many micro-batches as
-// it was made for. kBadInput with file and JSON pointer, or with what `validate` says.
+// Parses the plan in such a document (also of plan_json), and ignores its times and memory. An
+// adaptive plan has an order for a fixed number of micro-batches. Returns kBadInput with file and
+// JSON pointer, or the error of validate().
 [[nodiscard]] Expected<Plan> parse_plan(const Json& json, std::string_view origin);
 [[nodiscard]] Expected<Plan> read_plan(const std::filesystem::path& path);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The one entry point for a new plan: cut by a balancer's name, placed and scheduled as asked, and
-// judged by replay. `dynmo plan`, scenarios, packing and the policy all use it.
+// Makes a new plan: cut by a balancer's name, placed and scheduled by options, and evaluated by
+// replay. `dynmo plan`, scenarios, packing and the policy all use it.
 
 #include <cstdint>
 #include <string>
@@ -17,61 +17,66 @@ namespace dynmo::plan {
 
 enum class ScheduleChoice {
   kAsGiven,  // the problem's schedule kind
-  kBest,     // "auto": of all kinds that the balancer can cut for, the least step time
+  kBest,     // "auto": least step time of all kinds that the balancer supports
 };
 
 enum class RankOrder {
-  kKeep,          // as the balancer places
-  kPermuteEqual,  // equal ranks may swap, so that fewest bytes move from the current plan (align)
-  // The balancer sees the ranks of each node together, and its plan is placed (place.h), so that
-  // the step is shortest. Where there is a current plan, equally fast ranks stay where the fewest
-  // bytes move unless the step becomes shorter by kPlaceGain: places do not change by noise.
+  kKeep,  // as the balancer places
+  // Equal ranks may be exchanged, so that fewest bytes move from the current plan (align).
+  kPermuteEqual,
+  // The balancer gets the ranks of each node together. Its plan is placed (place.h), so that the
+  // step is shortest. With a current plan, equally fast ranks stay where the fewest bytes move,
+  // unless the step becomes shorter by kPlaceGain. So positions do not change by noise.
   kBest,
-  kBestOfNodes,  // kBest where the cluster has several nodes, else kKeep
+  kBestOfNodes,  // kBest if the cluster has several nodes, else kKeep
 };
-// The one that stands for the other in this cluster.
+// Replaces kBestOfNodes by its meaning in this cluster.
 [[nodiscard]] RankOrder rank_order_in(const cost::Cluster& cluster, RankOrder order);
 inline constexpr double kPlaceGain = 0.01;
 
 struct ProposeOptions {
   ScheduleChoice schedules = ScheduleChoice::kAsGiven;
   RankOrder rank_order = RankOrder::kKeep;
-  // kSearch only; a fixed number, not a time, so that every rank finds the same plan (search.h).
+  // kSearch only. It is a fixed number, not a time, so that every rank finds the same plan
+  // (search.h).
   std::int64_t evaluations = SearchOptions{}.evaluations;
   std::uint64_t seed = SearchOptions{}.seed;
 };
 
 struct Proposal {
-  // Generation: the current plan's if it is that very plan, its successor otherwise; 0 without one.
+  // Its generation is the current plan's if the plans are equal, else the next one. It is 0 without
+  // a current plan.
   Plan plan;
   Evaluation evaluation;     // its replay on the problem's cluster, recomputation included
   LayerSet recomputed = {};  // recomputed_layers() of the plan
-  std::string winner;        // of all candidates, "zb-v/v-pair"
-  int candidates = 1;        // plans judged
-  int rounds = 0;            // diffusion only: its rounds, and the paper's bound on them
+  std::string winner;        // name of the candidate, "zb-v/v-pair"
+  int candidates = 1;        // number of evaluated plans
+  int rounds = 0;            // diffusion: its rounds, and the paper's bound on them
   double rounds_bound = 0;
 };
 
-// The schedule kind decides the placement: gpipe, 1f1b and zb-h1 one stage a rank; interleaved the
-// problem's stages_per_rank in a loop; zb-v the V (kVPair levels ranks, the other balancers its 2P
-// stages); adaptive: the order is made for the cut by list scheduling, or found by search.
+// Proposes a plan. The schedule kind determines the placement. gpipe, 1f1b and zb-h1 have one stage
+// a rank. A rank of interleaved has the problem's stages_per_rank in a loop. A rank of zb-v has two
+// stages, placed as a V. (kVPair balances ranks, the other balancers its 2P stages.) For adaptive,
+// the order is made for the cut by list scheduling, or found by search.
 //
-// With recomputation (BalanceProblem) a plan fits if it does with its set. kAuto: nothing is
-// recomputed where memory does not change the balancer's plan. Else it is the fastest of the cuts
-// for layers as they are, for layers that are all recomputed, and, of balancers that know memory,
-// for least sets; so it is no slower than with kNone, nor, with one stage a rank, with kWhole.
+// With recomputation (BalanceProblem) a plan fits if it fits with its recomputed layers. With kAuto
+// nothing is recomputed if memory does not change the balancer's plan. Else the result is the
+// fastest of several cuts. One is balanced without recomputation, one with all layers recomputed.
+// Balancers that use memory add one with least recomputation. So it is no slower than with kNone,
+// nor, with one stage a rank, than with kWhole.
 //
-// kBadInput as `balance` and `make_schedule` say. kInfeasible: no cut or no plan of the balancer
-// fits the memory of every rank in its replay; such a plan is never returned, and the message names
-// the rank, what the plan would take there and what it has.
+// Returns kBadInput as balance() and make_schedule() do. Returns kInfeasible if no plan of the
+// balancer fits the memory of every rank in its replay. Such a plan is never returned. The message
+// has the rank, and the memory that the plan needs there and that it has.
 [[nodiscard]] Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                                          const ProposeOptions& options = {});
 
-// Replays the proposal's plan, which has been changed, with its recomputed_layers().
+// Replays the proposal's changed plan with its recomputed_layers().
 [[nodiscard]] Expected<void> judge_again(Proposal& proposal, const BalanceProblem& problem);
 
-// Generation 0 without a current plan, else the current plan's if `plan` is otherwise that very
-// plan, its successor if not.
+// Sets the generation: 0 without a current plan, the current plan's if `plan` is otherwise equal,
+// else the next one.
 void set_generation(Plan& plan, const Plan* current);
 
 }  // namespace dynmo::plan

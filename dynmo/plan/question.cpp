@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "dynmo/plan/pack.h"
 #include "dynmo/schedule/check.h"
@@ -59,17 +62,83 @@ Expected<Costs> sliced_costs(const Question& question, const Answer& answer, std
   return Costs{recomputed(std::move(model), layers)};
 }
 
+// The question with a link or a speed changed, or with larger micro-batches for the same tokens.
+class Changes {
+ public:
+  Changes(const Question& question, const Answer& answer) : question_(question), answer_(answer) {}
+
+  [[nodiscard]] std::vector<AdviceChange> against(StepLimit limit) {
+    if (limit == StepLimit::kSlowRank) {
+      add_speed();
+    } else if (limit == StepLimit::kMessages) {
+      add_larger_micro_batches();
+      add_times(0.5, AdviceKey::kInsideLatency, [](auto& c) { return &c.inside_node.latency_s; });
+      add_times(0.5, AdviceKey::kBetweenLatency,
+                [](auto& c) { return &c.between_nodes.latency_s; });
+      add_times(2, AdviceKey::kInsideBandwidth,
+                [](auto& c) { return &c.inside_node.bandwidth_bytes_per_s; });
+      add_times(2, AdviceKey::kBetweenBandwidth,
+                [](auto& c) { return &c.between_nodes.bandwidth_bytes_per_s; });
+      add_times(2, AdviceKey::kNicBandwidth, [](auto& c) { return &c.nic_bandwidth_bytes_per_s; });
+    }
+    return std::move(found_);
+  }
+
+ private:
+  void add(AdviceKey key, std::string value, cost::Cluster cluster) {
+    found_.push_back({.set = {key, std::move(value)},
+                      .models = {answer_.costs},
+                      .cluster = std::move(cluster),
+                      .micro_batches = question_.micro_batches});
+  }
+  void add_speed() {
+    cost::Cluster other = question_.cluster;
+    double fastest = 0;
+    for (const cost::ClusterRank& rank : other.ranks) fastest = std::max(fastest, rank.speed);
+    for (cost::ClusterRank& rank : other.ranks) rank.speed = fastest;
+    add(AdviceKey::kSpeed, fmt::format("{}", fastest), std::move(other));
+  }
+  // Half of a latency, twice a bandwidth, as far as the text of the value says it.
+  template <typename Field>
+  void add_times(double times, AdviceKey key, Field field) {
+    cost::Cluster other = question_.cluster;
+    double& number = *field(other);
+    if (!std::isfinite(number) || number <= 0) return;
+    std::string value = fmt::format("{:.3g}", times * number);
+    number = std::stod(value);
+    add(key, std::move(value), std::move(other));
+  }
+  void add_larger_micro_batches() {
+    if (!question_.sized || question_.micro_batches % 2 != 0) return;
+    auto model = question_.sized(2);
+    if (!model) return;
+    const int half = question_.micro_batches / 2;
+    AdviceChange& change = found_.emplace_back();
+    change.set = {AdviceKey::kMicroBatchSize, std::to_string(2 * question_.micro_batch_size)};
+    change.with = KeyValue{AdviceKey::kMicroBatches, std::to_string(half)};
+    change.models = {recomputed(*std::move(model), answer_.proposal.recomputed)};
+    change.cluster = question_.cluster;
+    change.micro_batches = half;
+  }
+
+  const Question& question_;
+  const Answer& answer_;
+  std::vector<AdviceChange> found_ = {};
+};
+
 std::optional<Advice> advice_on(const Question& question, const Answer& answer) {
   const auto sliced = [&](std::int64_t slices) { return sliced_costs(question, answer, slices); };
-  return advise({.models = {answer.costs},
-                 .cluster = question.cluster,
-                 .micro_batches = question.micro_batches,
-                 .schedule = answer.proposal.plan.schedule,
-                 .schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest,
-                 .plans = {answer.evaluation},
-                 .head_room = question.head_room,
-                 .head_slices = question.head_slices,
-                 .sliced = sliced});
+  return advise(
+      {.models = {answer.costs},
+       .cluster = question.cluster,
+       .micro_batches = question.micro_batches,
+       .schedule = answer.proposal.plan.schedule,
+       .schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest,
+       .plans = {answer.evaluation},
+       .head_room = question.head_room,
+       .head_slices = question.head_slices,
+       .sliced = sliced,
+       .changes = [&](StepLimit limit) { return Changes(question, answer).against(limit); }});
 }
 
 // All replicas send alike, so the first one's ranks stand for all.
@@ -98,11 +167,20 @@ Expected<void> set_shape(Question& question, const cost::TransformerShape& shape
                      static_cast<double>(shape.tokens()), device));
   for (const std::string& note : shape.notes) question.costs += "; " + note;
   question.head_slices = shape.head_slices;
-  question.sliced = [shape, device](std::int64_t slices) -> Expected<cost::ModelCost> {
-    cost::TransformerShape other = shape;
-    other.head_slices = slices;
+  question.micro_batch_size = shape.micro_batch_size;
+  const auto costs_of = [device](const cost::TransformerShape& other) -> Expected<cost::ModelCost> {
     DYNMO_ASSIGN(cost::ModelCost costs, cost::transformer_costs(other, device));
     return cost::at_utilization(std::move(costs), device);
+  };
+  question.sliced = [shape, costs_of](std::int64_t slices) {
+    cost::TransformerShape other = shape;
+    other.head_slices = slices;
+    return costs_of(other);
+  };
+  question.sized = [shape, costs_of](std::int64_t times) {
+    cost::TransformerShape other = shape;
+    other.micro_batch_size *= times;
+    return costs_of(other);
   };
   return {};
 }
@@ -127,12 +205,14 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
   const Bytes offered = memory.value_or(device ? device->memory : cost::kUnlimitedMemory);
   set_cluster(question, cost::equal_ranks(ranks, offered),
               head_room.value_or(device_memory ? kDeviceHeadRoom : 0));
+  question.ranks_key = "--ranks";
   if (!device) return;
   question.cluster.inside_node = question.cluster.between_nodes = device->inside_node;
   question.links = fmt::format("those of {} inside a node", device->name);
 }
 
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room) {
+  question.ranks_key = "--cluster with its first ranks only:";
   question.head_room = head_room.value_or(0);
   // A share out of range is for validate() to refuse.
   const bool possible = question.head_room >= 0 && question.head_room < 1;

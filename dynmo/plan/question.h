@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A question for a plan with everything that the answer depends on, and the answer as a document.
-// `dynmo plan` and the Python package ask the same question in the same words, so that both give
-// the same answer.
+// A question for a plan with all data that the answer depends on, and the answer as a document.
+// `dynmo plan` and the Python package ask the same questions, so both give the same answer.
 
 #include <cstdint>
 #include <functional>
@@ -31,69 +30,75 @@ namespace dynmo::plan {
 
 struct Question {
   cost::ModelCost model;
-  cost::Cluster cluster;  // its memory is without the head-room
+  cost::Cluster cluster;  // its memory excludes the head-room
   double head_room = 0;   // share of every rank's memory that stays free
-  std::string links;      // where those of the cluster come from; empty: from the user
-  std::string costs;      // where the layers' come from; empty: a profile
-  std::string device;     // by whose formulas they are; empty: measured
+  std::string links;      // source of the cluster's links; empty: from the user
+  std::string costs;      // source of the layers' costs; empty: a profile
+  std::string device;     // device of the formulas; empty: measured
   double tokens = 0;      // of a micro-batch; 0: not known
   int micro_batches = 32;
   Balancer balancer = Balancer::kSearch;
   std::optional<schedule::ScheduleKind> schedule;  // none: the best of all
   Recompute recompute = Recompute::kNone;
   std::optional<Plan> from;  // the plan in force
-  bool pack = false;         // onto as few ranks as `slack` allows
+  bool pack = false;         // onto the fewest ranks that `slack` allows
   double slack = 0;
   bool place = false;  // ranks may take any position, so that the step is shortest
   std::int64_t evaluations = ProposeOptions{}.evaluations;
-  // A shape has its slices and the costs with others. A profile's head is divided evenly.
+  // The slices of a shape's head, and the function for costs with other slices. A profile's head is
+  // divided evenly.
   std::int64_t head_slices = 1;
   std::function<Expected<cost::ModelCost>(std::int64_t slices)> sliced = {};
+  // The costs of micro-batches that many times as large; absent: measured, as large as they are.
+  std::function<Expected<cost::ModelCost>(std::int64_t times)> sized = {};
+  std::int64_t micro_batch_size = 1;            // sequences
+  std::string size_key = "--micro-batch-size";  // that sets it
+  std::string ranks_key = "--ranks";            // that sets their number
 };
 
-// The costs of a shape by formulas, at the utilization of `device`. Layers are recomputed where
-// memory asks for it (kAuto). Errors as transformer_costs.
+// Sets the costs of a shape by formulas, at the utilization of `device`. Layers are recomputed if
+// memory requires it (kAuto). Returns the errors of transformer_costs().
 [[nodiscard]] Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
                                        const cost::Device& device);
-// The same for layers that were counted elsewhere, of micro-batches of `tokens`.
+// Like set_shape(), for layers counted by the caller, in micro-batches of `tokens`.
 [[nodiscard]] Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& work,
                                       double tokens, const cost::Device& device);
 
-// The share of a device's memory that stays free unless the user says otherwise: libraries, buffers
-// and fragmentation have to fit, too, and formulas and presets leave them out.
+// The share of a device's memory that stays free by default. Libraries, buffers and fragmentation
+// need it, and formulas and presets do not include them.
 inline constexpr double kDeviceHeadRoom = 0.1;
 
-// Equal ranks. `memory` of none is the device's, or unlimited without a device; the links of a
-// device are those inside a node. A head-room of none is kDeviceHeadRoom of a device's memory, else
-// 0. Requires ranks >= 1.
+// Sets equal ranks. Without `memory` it is the device's, or unlimited without a device. Links are
+// those inside a node of the device. Without a head-room it is kDeviceHeadRoom of a device's
+// memory, else 0. Requires ranks >= 1.
 void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
                const std::optional<cost::Device>& device, std::optional<double> head_room);
 
-// The ranks of a cluster file; a head-room of none is 0.
+// Sets the ranks of a cluster file. Without a head-room it is 0.
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room);
 
-// The plan in force, on as many ranks as are offered. kBadInput with `origin`: other layers than
-// the model's, a rank that is not offered, an order that cannot run.
+// Sets the plan in force, on the offered number of ranks. Returns kBadInput with `origin` for other
+// layers than the model's, an absent rank, or an order that cannot run.
 [[nodiscard]] Expected<void> set_from(Question& question, Plan from, std::string_view origin);
 
-// The lowered order of a plan that has one of its own and cannot run; none for other plans.
+// Returns the lowered order of an adaptive plan that cannot run, or none for other plans.
 [[nodiscard]] std::optional<schedule::Schedule> broken_order(const Plan& plan,
                                                              const Question& question);
 
-// kBadInput naming the field: numbers out of range.
+// Checks a question. Returns kBadInput with the field for numbers out of range.
 [[nodiscard]] Expected<void> validate(const Question& question);
 
 struct Answer {
   Proposal proposal;
-  cost::ModelCost costs;  // with its layers recomputed
+  cost::ModelCost costs;  // with recomputed layers
   Evaluation evaluation;  // with its timeline
   Migration migration;    // from the plan in force
-  TrafficRows traffic;    // messages that the first replica's ranks send in a step and to move
+  TrafficRows traffic;    // messages of the first replica's ranks in a step and for moves
   std::optional<Advice> advice;
   Json document;  // "dynmo-plan-1" (docs/formats.md)
 };
 
-// Errors as `propose` and `pack`. Requires a valid question.
+// Answers a question. Returns the errors of propose() and pack(). Requires a valid question.
 [[nodiscard]] Expected<Answer> answer(const Question& question);
 
 }  // namespace dynmo::plan

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The work that recomputation adds to a range of layers on a rank: the inner function of the
-// balancers that cut under memory. The least set of a range depends on the range and on the stashes
-// in flight alone, and a longer range needs no less work, memory or recomputation. So the ranges
-// that a level of work allows are prefixes, and greedy filling stays exact.
+// The work that recomputation adds to a range of layers on a rank. It is the inner function of
+// balancers with limited memory. The least set of a range depends only on the range and on the
+// stashes in flight. A longer range needs no less work, memory or recomputation. So the ranges
+// within a limit of work are prefixes, and greedy filling is exact.
 
 #include <cstdint>
 #include <span>
@@ -17,25 +17,26 @@
 
 namespace dynmo::plan::internal {
 
-// One stage of a chain. Not thread-safe: it remembers what it was asked.
+// One stage of a chain. Not thread-safe: it caches results.
 class RangeRecompute {
  public:
-  // `forward`: parts of work of each layer, in the chain's unit; `points` of one stage, none that
-  // another covers. Keeps a reference to `model`.
+  // Begins with an empty cache. `forward` has the work of each layer in parts of the chain's unit.
+  // `points` are those of one stage, none covered by another. Keeps a reference to `model`.
   RangeRecompute(Recompute choice, const cost::ModelCost& model, std::vector<std::int64_t> forward,
                  std::vector<Point> points, std::int64_t memory);
 
-  // Least bytes that the layers [first, end) take: with all of them recomputed.
+  // Returns the minimum bytes of the layers [first, end): with all of them recomputed.
   [[nodiscard]] std::int64_t min_bytes(int first, int end) const;
-  // Whether min_bytes fit the memory and at most `limit` parts are added. Answered from bounds
-  // where they are enough.
+  // Returns whether min_bytes() fit the memory and at most `limit` parts are added. Uses bounds if
+  // they decide it.
   [[nodiscard]] bool within(int first, int end, std::int64_t limit);
-  // Parts that a set adds which fits; the least, or at most one layer's above it. Requires that
-  // min_bytes fit.
+  // Returns the parts of the least set that fits, or at most one layer's parts more. Requires that
+  // min_bytes() fit.
   [[nodiscard]] std::int64_t parts(int first, int end);
-  // Seconds of the least set (a fixed number of steps, as least_time_set). Requires the same.
+  // Returns the seconds of the least set (a fixed number of steps, as least_time_set()). Requires
+  // that min_bytes() fit.
   [[nodiscard]] double seconds(int first, int end);
-  // Parts of all layers of the model.
+  // Returns the parts of all layers of the model.
   [[nodiscard]] std::int64_t all_parts() const { return all_parts_; }
   [[nodiscard]] std::int64_t memory() const { return memory_; }
 
@@ -62,7 +63,7 @@ class RangeRecompute {
   std::int64_t all_parts_ = 0;
   std::vector<std::int64_t> state_;       // prefix sums
   std::vector<std::int64_t> activation_;  // of trained layers
-  std::vector<std::int64_t> saved_;       // of those that save anything
+  std::vector<std::int64_t> saved_;       // of layers that save anything
   std::vector<std::int64_t> added_;       // parts of the set of kWhole
   std::vector<double> added_s_;
   std::unordered_map<std::int64_t, Range> ranges_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Activation recomputation (Chen et al., "Training deep nets with sublinear memory cost", 2016): a
-// layer that is recomputed keeps its input alone from F on and runs forward once more at the start
-// of its input gradient. Which layers do is not part of a plan but a function of plan and costs
+// Activation recomputation (Chen et al., "Training deep nets with sublinear memory cost", 2016).
+// From F on, a recomputed layer keeps only its input. It runs forward again at the start of its
+// input gradient. The set of such layers is not part of a plan but a function of plan and costs
 // (docs/decisions/007-recomputed-layers-follow-from-plan-and-costs.md).
 
 #include <string_view>
@@ -22,46 +22,52 @@ namespace dynmo::plan {
 enum class Recompute {
   kNone,
   kWhole,  // every layer but the first, which has no input to start from
-  kAuto,   // as few as make every rank's memory do, at the least time
+  kAuto,   // as few as fit every rank's memory
 };
-// "none", "whole", "auto". kBadInput naming them.
+// Parses "none", "whole" or "auto". Returns kBadInput with these names.
 [[nodiscard]] Expected<Recompute> parse_recompute(std::string_view name);
 
-using LayerSet = std::vector<LayerId>;  // ascending, none twice
+using LayerSet = std::vector<LayerId>;  // ascending, without duplicates
 
-// The set of kWhole.
+// Returns the set of kWhole.
 [[nodiscard]] LayerSet all_layers(const cost::ModelCost& model);
 
-// Costs with those layers recomputed: their forward time added to the input gradient's, their stash
-// the layer's input. The rest of the planner takes them as any costs. Layers of the frozen prefix
-// have nothing to recompute and stay as they are.
+// Returns the costs with those layers recomputed. Their forward time is added to the input
+// gradient's, and their stash is the layer's input. The rest of the planner uses them as any costs.
+// Layers of the frozen prefix have nothing to recompute and do not change.
 [[nodiscard]] cost::ModelCost recomputed(cost::ModelCost model, const LayerSet& layers);
 
-// Returns, for each rank, the most bytes held at once: state, stashes as the replay counts them,
-// and the stashes that a second forward brings back: one layer's at a time in B, a stage's from I
-// to W where these are apart. Without such layers it is the replay's peak_memory. kBadInput as
-// schedule_of says.
+// Returns, for each rank, the maximum of bytes held at once. They are state, stashes as in the
+// replay, and stashes that a second forward restores. A fused B restores one layer at a time. With
+// separate I and W, a stage's stashes are restored from I to W. Without such layers it is the
+// replay's peak_memory. Returns kBadInput as schedule_of().
 [[nodiscard]] Expected<std::vector<Bytes>> peak_memory(const Plan& plan,
                                                        const cost::ModelCost& model,
                                                        int micro_batches, const LayerSet& layers);
 
-// The evaluation of `plan` with `layers` recomputed, given costs without recomputation: the second
-// forwards in its times, and in its ranks' peak memory what those bring back. Errors as evaluate.
+// Returns the evaluation of `plan` with `layers` recomputed. The given costs are without
+// recomputation. The times have the second forwards, and peak memory has the restored stashes.
+// Returns the errors of evaluate().
 [[nodiscard]] Expected<Evaluation> evaluate_recomputed(const Plan& plan,
                                                        const cost::ModelCost& model,
                                                        const cost::Cluster& cluster,
                                                        int micro_batches, const LayerSet& layers,
                                                        sim::SimOptions options = {});
 
-// The layers that `plan` recomputes, given costs without recomputation. kAuto: on every rank the
-// set with the least sum of forward times that fits its memory. A rank's memory depends on its own
-// layers and the order of its own list alone, and no step is faster if a stage is slower, so with
-// one stage a rank no set gives a shorter step; with several stages a rank the work added to the
-// rank is least. Exact by branch and bound; a rank on which that would take more than a fixed
-// number of steps gets the best set found by then. Deterministic.
+// Returns the layers that `plan` recomputes. The given costs are without recomputation. With kAuto
+// no step is longer with more memory:
 //
-// kBadInput: a plan that does not fit model or cluster. kInfeasible (kAuto) naming rank and bytes:
-// not even recomputing all of a rank's layers fits.
+// - With one stage a rank, each rank gets the set that fits its memory with the least sum of
+//   forward times. A rank's memory depends only on its own layers and its own list. No step is
+//   faster if a stage is slower, so no set gives a shorter step. Exact by branch and bound. If that
+//   would exceed a fixed number of steps, the rank gets the best set found by then.
+// - With several stages, each rank gets as few as fit of its layers, in order of seconds a byte.
+// The
+//   sum is at most one layer above the least. A set of the least sum may lengthen a stage although
+//   it has more memory.
+//
+// Returns kBadInput if the plan does not fit model or cluster. Returns kInfeasible (kAuto) with
+// rank and bytes if even recomputing all of a rank's layers does not fit.
 [[nodiscard]] Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
                                                    const cost::ModelCost& model,
                                                    const cost::Cluster& cluster, int micro_batches);
@@ -71,8 +77,8 @@ struct Judged {
   Evaluation evaluation;
   LayerSet recomputed;
 };
-// Evaluates `plan` with its recomputed_layers(). A plan that does not fit memory is no error: its
-// evaluation says so, with kAuto that of all layers recomputed on the ranks that lack memory.
+// Evaluates `plan` with its recomputed_layers(). A plan that does not fit memory is not an error,
+// but its evaluation shows it. With kAuto, ranks that lack memory then recompute all layers.
 [[nodiscard]] Expected<Judged> judge(Recompute choice, const Plan& plan,
                                      const cost::ModelCost& model, const cost::Cluster& cluster,
                                      int micro_batches);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The bytes that the stages of a rank hold at every point of its list, as a function of the layers
-// that are recomputed, and the set of least time that fits a limit. Times are in any unit.
+// The bytes of a rank's stages at every point of its list, as a function of the recomputed layers.
+// Also the set of least time that fits a limit. Times are in any unit.
 
 #include <compare>
 #include <cstddef>
@@ -17,11 +17,11 @@
 
 namespace dynmo::plan::internal {
 
-// The memory that a rank's stages hold at one point of its list, in stashes of a micro-batch.
+// The memory of a rank's stages at one point of its list, in stashes of a micro-batch.
 struct Point {
   std::vector<int> held;      // by stage of the rank: from F to the end of W
   std::vector<int> restored;  // from I to the end of W
-  int backward = -1;          // the stage in a fused B, which restores layer by layer
+  int backward = -1;          // stage in a fused B, which restores layer by layer
   auto operator<=>(const Point&) const = default;
 
   [[nodiscard]] bool covers(const Point& other) const;
@@ -31,8 +31,8 @@ struct Item {
   LayerId layer;
   std::size_t stage = 0;  // of the rank
   std::int64_t activation = 0;
-  std::int64_t kept = 0;  // where recomputed
-  double seconds = 0;     // that recomputing adds
+  std::int64_t kept = 0;  // if recomputed
+  double seconds = 0;     // added by recomputation
   [[nodiscard]] std::int64_t saved() const { return activation - kept; }
   [[nodiscard]] bool same_choice(const Item& other) const {
     return stage == other.stage && activation == other.activation && kept == other.kept &&
@@ -40,7 +40,7 @@ struct Item {
   }
 };
 
-// Memory of one rank as a function of the set of its layers that are recomputed.
+// Memory of one rank as a function of the set of its recomputed layers.
 struct RankMemory {
   std::int64_t state = 0;
   std::size_t stages = 0;
@@ -49,29 +49,36 @@ struct RankMemory {
 
   [[nodiscard]] std::int64_t at(const Point& point, const std::vector<bool>& chosen) const;
   [[nodiscard]] std::int64_t peak(const std::vector<bool>& chosen) const;
-  // The choice that takes the least memory: every layer that saves anything.
+  // Returns the choice with the least memory: every layer that saves anything.
   [[nodiscard]] std::vector<bool> all() const;
 };
 
-// The points of a list that no other one covers. `local`: stage of the rank by stage; `frozen`: by
-// stage.
+// Returns the points of a list that no other one covers. `local` is the index on the rank by stage.
+// `frozen` is by stage.
 [[nodiscard]] std::vector<Point> points_of(const std::vector<schedule::Action>& list,
                                            const std::vector<int>& local,
                                            const std::vector<bool>& frozen, std::size_t stages);
 
-// A layer that is recomputed saves its input alone. Tokens belong to the batch.
+// Returns the bytes of a layer's input, which a recomputed layer keeps. Tokens belong to the batch.
 [[nodiscard]] Bytes input_bytes(const cost::ModelCost& model, std::size_t layer);
 
-// Returns the memory of each rank. kBadInput as schedule_of says.
+// Returns the memory of each rank. Returns kBadInput as schedule_of().
 [[nodiscard]] Expected<std::vector<RankMemory>> memory_of(const Plan& plan,
                                                           const cost::ModelCost& model,
                                                           int micro_batches);
 
-// The set with the least sum of seconds of those that fit `limit`, by branch and bound; the best
-// set found within `max_sets`, a number and not a time, so that all ranks stop at the same one.
-// Requires that recomputing all fits: recomputing one layer more never takes more memory.
+// Maximum number of sets that least_time_set() tries.
 inline constexpr int kMaxSets = 10'000;
+// Returns the set with the least sum of seconds among those that fit `limit`, by branch and bound.
+// After `max_sets` sets it returns the best so far. This is a number and not a time, so that all
+// ranks stop at the same set. Requires that recomputing all layers fits. (One more recomputed layer
+// never needs more memory.)
 [[nodiscard]] std::vector<bool> least_time_set(const RankMemory& rank, std::int64_t limit,
                                                int max_sets = kMaxSets);
+
+// The shortest prefix of the layers by seconds a byte that fits `limit`: more memory takes layers
+// away and adds none. So no step of an order is longer with more memory, which a set of least
+// seconds may bring about where a rank has several stages. Requires the same.
+[[nodiscard]] std::vector<bool> nested_set(const RankMemory& rank, std::int64_t limit);
 
 }  // namespace dynmo::plan::internal

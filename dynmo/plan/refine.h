@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Makes a cut's replayed step shorter. A balancer levels work, but a step is more than its slowest
-// rank: 1F1B lets few micro-batches wait in front of the last ranks, so that uneven neighbours hold
-// each other up, and ranks of equal work may give steps that differ by some percent.
+// Makes a cut's replayed step shorter. A balancer balances work, but a step depends on more than
+// its slowest rank. In 1F1B few micro-batches wait before the last ranks, so uneven neighbours
+// delay each other. Ranks of equal work may give steps that differ by some percent.
 
 #include <cstdint>
 #include <span>
@@ -15,24 +15,27 @@
 namespace dynmo::plan {
 
 struct Refined {
-  std::vector<int> counts;   // layers a rank; empty: no start fits the memory
-  std::int64_t replays = 0;  // cuts replayed, starts included
+  std::vector<int> counts;   // layers of each rank; empty: no start fits the memory
+  std::int64_t replays = 0;  // replayed cuts, with the starts
 };
 
-// Whether refine() can: one stage a rank, in an order that follows from the kind.
+// Returns whether refine() supports the kind: one stage a rank, in an order that follows from the
+// kind.
 [[nodiscard]] bool refines(schedule::ScheduleKind kind);
 
-// From each start of one stage a rank, in turn: one rank gives one layer to another, those between
-// pass on one each, as long as that makes the replayed step shorter and it fits the memory. A local
-// optimum of these moves; the best of all starts, ties to the first. Cuts whose lower bound (fill,
-// own work, drain) is no better are not replayed. A fixed number of replayed actions, not a time,
-// ends it early on large problems: a plan takes some tens of milliseconds at most, and every rank
-// finds the same. kBadInput as `evaluate` says.
+// Improves each start of one stage a rank, in turn. In a move one rank gives one layer to another,
+// and those between pass on one each. Moves are made while the replayed step becomes shorter and
+// fits the memory. The result is a local optimum, the best of all starts, ties to the first.
+//
+// Cuts whose lower bound (fill, own work, drain) is no better are not replayed. On large problems
+// it stops early after a fixed number of replayed actions, not a time. So a plan takes some tens of
+// milliseconds at most, and every rank finds the same. Returns kBadInput as evaluate().
 [[nodiscard]] Expected<Refined> refine(std::span<const std::vector<int>> starts,
                                        const BalanceProblem& problem);
 
-// Refines `cut`, the even one and that of the problem's current plan, where it has one stage a
-// rank: a local optimum is near one of them. `cut` itself where none fits the memory.
+// Returns the best cut that refinement finds from three starts, or `cut` if none fits the memory.
+// The starts are `cut`, the even cut, and the current plan's cut if it has one stage a rank. A
+// local optimum is near one of them.
 [[nodiscard]] Expected<std::vector<int>> refined(const std::vector<int>& cut,
                                                  const BalanceProblem& problem);
 

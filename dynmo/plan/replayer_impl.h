@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Replays many cuts of one problem, one stage a rank: what a schedule is depends only on how many
-// stages are frozen, so each is made and checked once.
+// Replays many cuts of one problem, with one stage a rank. A schedule depends only on the number of
+// frozen stages, so each is made, checked and ordered once.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,15 +16,18 @@
 #include "dynmo/plan/chain_impl.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/sim/simulate.h"
+#include "dynmo/sim/step_timer.h"
 
 namespace dynmo::plan {
 
 class Replayer {
  public:
-  // With a chain that recomputes, its memory holds instead of the replay's. Keeps the references.
+  // Begins without schedules. If `recomputing` is given, its memory applies instead of the
+  // replay's. Keeps the references.
   Replayer(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
            schedule::ScheduleKind kind, const internal::Chain* recomputing = nullptr)
       : model_(model),
@@ -32,9 +35,9 @@ class Replayer {
         micro_batches_(micro_batches),
         kind_(kind),
         recomputing_(recomputing),
-        checked_(cluster.ranks.size() + 1) {}
+        orders_(cluster.ranks.size() + 1) {}
 
-  // Step time, or nullopt if the memory does not suffice.
+  // Returns the step time, or nullopt if the memory does not suffice.
   Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
     const Plan plan = make_plan(counts, kind_);
     std::vector<sim::StageCost> costs = stage_costs(plan, model_, cluster_);
@@ -45,27 +48,48 @@ class Replayer {
     const auto frozen = static_cast<std::size_t>(
         std::count_if(shape.stages.begin(), shape.stages.end(),
                       [](const schedule::StageShape& stage) { return stage.frozen; }));
-    std::optional<sim::CheckedSchedule>& checked = checked_[frozen];
-    if (!checked) {
-      DYNMO_ASSIGN(const auto compute, schedule::make_schedule(kind_, shape));
-      DYNMO_ASSIGN(auto made, sim::CheckedSchedule::make(schedule::lower(compute)));
-      checked = std::move(made);
+    std::optional<Order>& order = orders_[frozen];
+    if (!order) {
+      DYNMO_ASSIGN(order, order_of(shape));
+    }
+    if (recomputing_ == nullptr && !fits(costs, order->in_flight)) {
+      return std::optional<Nanoseconds>();
     }
     ++replays_;
-    for (const auto& rank : checked->schedule().ranks) {
-      actions_ += static_cast<std::int64_t>(rank.size());
-    }
-    DYNMO_ASSIGN(const sim::SimResult result, sim::simulate(*checked, costs, cluster_));
-    if (recomputing_ == nullptr && !fits_memory(result, cluster_))
-      return std::optional<Nanoseconds>();
-    return std::optional(result.step_time);
+    actions_ += order->actions;
+    DYNMO_ASSIGN(const Nanoseconds time, order->timer.step_time(costs, cluster_));
+    return std::optional(time);
   }
 
   [[nodiscard]] std::int64_t replays() const { return replays_; }
   [[nodiscard]] std::int64_t actions() const { return actions_; }  // of all replays
 
  private:
-  // False if a stage does not fit.
+  struct Order {
+    sim::StepTimer timer;
+    std::vector<int> in_flight;  // by stage
+    std::int64_t actions = 0;
+  };
+
+  [[nodiscard]] Expected<Order> order_of(const schedule::PipelineShape& shape) const {
+    DYNMO_ASSIGN(const auto compute, schedule::make_schedule(kind_, shape));
+    DYNMO_ASSIGN(auto timer, sim::StepTimer::make(schedule::lower(compute)));
+    std::int64_t actions = 0;
+    for (const auto& rank : timer.schedule().ranks) actions += std::ssize(rank);
+    return Order{std::move(timer), schedule::in_flight(compute), actions};
+  }
+
+  // Returns whether the state and the most stashes of every stage fit, which is the replay's peak.
+  [[nodiscard]] bool fits(const std::vector<sim::StageCost>& costs,
+                          const std::vector<int>& in_flight) const {
+    for (std::size_t s = 0; s < costs.size(); ++s) {
+      const Bytes peak = costs[s].state + costs[s].activation * in_flight[s];
+      if (peak > cluster_.ranks[s].memory) return false;
+    }
+    return true;
+  }
+
+  // Adds recomputation to the costs. Returns false if a stage does not fit.
   [[nodiscard]] bool add_recomputation(const Plan& plan, std::vector<sim::StageCost>& costs) const {
     for (std::size_t s = 0; s < costs.size(); ++s) {
       const LayerRange& layers = plan.stages[s].layers;
@@ -82,7 +106,7 @@ class Replayer {
   int micro_batches_;
   schedule::ScheduleKind kind_;
   const internal::Chain* recomputing_;
-  std::vector<std::optional<sim::CheckedSchedule>> checked_;  // by frozen stages
+  std::vector<std::optional<Order>> orders_;  // by frozen stages
   std::int64_t replays_ = 0;
   std::int64_t actions_ = 0;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Cut, placement, schedule and order together, scored by the replay of the lowered schedule: every
-// template with every balancer's cut, the current plan, and plans of the `adaptive` schedule whose
-// cut and order are annealed over a portfolio of placements (docs/planner.md). Deterministic: the
-// effort is a number of evaluations, not a time, and every decision is of integers, so all ranks
-// find the same plan.
+// Searches cut, placement, schedule and order together. Candidates are scored by the replay of the
+// lowered schedule. They are every template with every balancer's cut, the current plan, and plans
+// of the `adaptive` schedule. The cut and order of those are annealed over several placements
+// (docs/planner.md). Deterministic: the effort is a number of evaluations, not a time, and all
+// decisions use integers. So all ranks find the same plan.
 
 #include <cstdint>
 #include <optional>
@@ -30,15 +30,16 @@ struct SearchProblem {
 };
 
 struct SearchOptions {
-  // Effort of the annealing. One evaluation is 1,536 actions placed by the list scheduler: one run
-  // over 8 ranks of two stages and 32 micro-batches. So the time is about proportional to this
-  // number whatever the size of the problem, the default being about a second of one core.
+  // Effort of the annealing. One evaluation is 1,536 actions placed by the list scheduler. That is
+  // one run over 8 ranks of two stages and 32 micro-batches. So the time is about proportional to
+  // this number for any size of the problem. The default takes about a second of one core.
   std::int64_t evaluations = 6500;
   std::uint64_t seed = 0;
-  // Only candidates of this schedule; nullopt ("auto"): the best of all. The current plan is a
-  // candidate if its schedule is this one.
+  // Only candidates of this schedule. nullopt ("auto") means the best of all. The current plan is a
+  // candidate if it has this schedule.
   std::optional<schedule::ScheduleKind> schedule = std::nullopt;
-  // kAuto anneals a second time, with layers recomputed, where a template asks for recomputation.
+  // With kAuto, annealing runs a second time with recomputed layers if a template needs
+  // recomputation.
   Recompute recompute = Recompute::kNone;
 };
 
@@ -49,22 +50,22 @@ struct SearchCandidate {
 };
 
 struct SearchResult {
-  Plan plan;  // generation 0, or the current plan as it is
+  Plan plan;  // generation 0, or the unchanged current plan
   Evaluation evaluation;
   LayerSet recomputed;                      // recomputed_layers() of it
-  std::string winner;                       // name of the candidate that is `plan`
+  std::string winner;                       // name of the candidate of `plan`
   std::vector<SearchCandidate> candidates;  // all that could be replayed, in the order of trial
   std::int64_t evaluations = 0;             // spent, in the unit of SearchOptions
 };
 
-// The plan with the least replayed step time of all candidates that fit the memory of every rank;
-// ties go to the current plan, then to the candidate tried first. So it is never slower than any
-// template with any balancer's cut, nor than the current plan, if those fit. A rank may be left
-// idle, also where there are more ranks than layers.
+// Returns the plan with the least replayed step time of all candidates that fit the memory of every
+// rank. Ties go to the current plan, then to the candidate tried first. So it is never slower than
+// any template with any balancer's cut, nor than the current plan, if those fit. A rank may stay
+// idle, also if there are more ranks than layers.
 //
-// kBadInput as `evaluate` says, for evaluations below 0, a current plan of other layers or ranks,
-// or a schedule that no cut of these layers, ranks and micro-batches can run. kInfeasible: no
-// candidate fits; says which rank of the nearest one wants how much more.
+// Returns kBadInput as evaluate(), for evaluations below 0, or a current plan of other layers or
+// ranks. Also for a schedule that no cut of these layers, ranks and micro-batches can run. Returns
+// kInfeasible if no candidate fits, with the rank and missing bytes of the nearest one.
 [[nodiscard]] Expected<SearchResult> search(const SearchProblem& problem,
                                             const SearchOptions& options = {});
 

@@ -15,11 +15,11 @@ namespace dynmo::plan::internal {
 struct Template {
   std::string name;  // "1f1b/optimal"
   Plan plan;
-  bool plain = false;  // cut as if nothing was recomputed
+  bool plain = false;  // cut without recomputation
 };
 
-// Every schedule that a shape alone gives with every balancer's cuts, in a fixed order; those that
-// a balancer refuses (more ranks than layers, memory) are left out, and are among the refusals.
+// Every schedule that follows from a shape alone, with every balancer's cuts, in a fixed order.
+// Those that a balancer refuses (more ranks than layers, memory) are in `refusals`.
 struct Templates {
   std::vector<Template> made;
   std::vector<Error> refusals;

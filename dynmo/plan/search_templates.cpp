@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/cuts_impl.h"
+#include "dynmo/plan/memory_ladder_impl.h"
 #include "dynmo/plan/search_impl.h"
 
 namespace dynmo::plan::internal {
@@ -8,9 +11,10 @@ namespace {
 
 using schedule::ScheduleKind;
 
-std::string_view remark_of(CutFor what, Recompute choice) {
-  if (choice != Recompute::kAuto || what == CutFor::kPlain) return "";
-  return what == CutFor::kWhole ? " for all recomputed" : " for the least recomputed";
+std::string_view remark_of(const Trial& trial, Recompute choice) {
+  if (choice != Recompute::kAuto || trial.what == CutFor::kPlain) return "";
+  if (trial.rungs_below) return " for less memory";
+  return trial.what == CutFor::kWhole ? " for all recomputed" : " for the least recomputed";
 }
 
 void append_cuts(Templates& templates, const SearchProblem& problem, Recompute choice,
@@ -19,22 +23,30 @@ void append_cuts(Templates& templates, const SearchProblem& problem, Recompute c
                                    ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
                                    : std::string(schedule::name(kind));
   const auto append = [&](Balancer balancer, const Plan* from, std::string_view remark) {
-    const BalanceProblem asked{.model = problem.model,
-                               .cluster = problem.cluster,
-                               .micro_batches = problem.micro_batches,
-                               .schedule = kind,
-                               .stages_per_rank = stages_per_rank,
-                               .current = from};
-    for (const CutFor what : cuts_for(balancer, choice)) {
-      auto cut = make_cut(what, balancer, asked);
+    std::vector<Plan> of_rungs;
+    for (const Trial& trial : trials(balancer, choice, kind)) {
+      if (trial.last_resort && !of_rungs.empty()) continue;
+      const cost::Cluster cluster =
+          trial.rungs_below ? at_rung(problem.cluster, *trial.rungs_below) : problem.cluster;
+      const BalanceProblem asked{.model = problem.model,
+                                 .cluster = cluster,
+                                 .micro_batches = problem.micro_batches,
+                                 .schedule = kind,
+                                 .stages_per_rank = stages_per_rank,
+                                 .current = from};
+      auto cut = make_cut(trial.what, balancer, asked);
       if (!cut) {
         templates.refusals.push_back(cut.error());
         continue;
       }
       Plan plan = make_plan(cut->counts, placement(balancer, asked), problem.cluster.size(), kind);
+      if (trial.rungs_below) {
+        if (std::find(of_rungs.begin(), of_rungs.end(), plan) != of_rungs.end()) continue;
+        of_rungs.push_back(plan);
+      }
       templates.made.push_back(
-          {fmt::format("{}/{}{}{}", schedule, name(balancer), remark, remark_of(what, choice)),
-           std::move(plan), what == CutFor::kPlain});
+          {fmt::format("{}/{}{}{}", schedule, name(balancer), remark, remark_of(trial, choice)),
+           std::move(plan), trial.what == CutFor::kPlain});
     }
   };
   for (const Balancer balancer : balancers()) {

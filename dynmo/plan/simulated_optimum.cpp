@@ -108,9 +108,9 @@ class Enumerator {
   std::int64_t nodes_ = 0;
 };
 
-// The bound that a cut of this step time may have: replays round each action to nanoseconds, once
-// as a stage's cost and once on its rank (2M + 1 actions of each rank lie on a path at most), and
-// add in another order.
+// Returns the bound that a cut of this step time may have. Replays round each action to
+// nanoseconds, once as a stage's cost and once on its rank. At most 2M + 1 actions of each rank lie
+// on a path. They also add in another order.
 double loosened(const Problem& problem, Nanoseconds step_time) {
   double slowest = 1;
   for (const auto& rank : problem.cluster.ranks) slowest = std::min(slowest, rank.speed);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The cut with the least simulated step time of all cuts there are: what no balancer can beat, and
-// so the yardstick for what balancing could have gained at best.
+// The cut with the least simulated step time of all cuts. No balancer can be better, so it measures
+// the possible gain of balancing.
 
 #include <cstdint>
 #include <optional>
@@ -18,20 +18,21 @@ namespace dynmo::plan {
 struct SimulatedOptimum {
   Plan plan;  // one stage a rank, every rank at least one layer
   double step_time_s = 0;
-  std::int64_t simulated = 0;  // cuts replayed; the bound ruled out the rest
+  std::int64_t simulated = 0;  // replayed cuts; the bound excluded the rest
 };
 
-// Exact: a cut is left out only if a lower bound of its step time (fill, the rank's own work,
-// drain) exceeds the time of a cut already replayed, or its replay exceeds a rank's memory. Ties go
-// to the leftmost cut. nullopt: more than 200,000 cuts stay within the bound, too many to replay
-// them all. kBadInput as `balance` says. kInfeasible: none fits.
+// Finds the best cut exactly. A cut is skipped only if a lower bound of its step time exceeds a
+// replayed time. (The bound is fill, the rank's own work, drain.) A cut whose replay exceeds a
+// rank's memory does not count. Ties go to the leftmost cut. Returns nullopt if more than 200,000
+// cuts are within the bound, which are too many to replay. Returns kBadInput as balance(), and
+// kInfeasible if none fits.
 [[nodiscard]] Expected<std::optional<SimulatedOptimum>> simulated_optimum(
     const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
     schedule::ScheduleKind schedule);
 
-// No cut of one stage a rank has a shorter step, however many there are: the work of the slowest
-// rank under the cut that makes it least, for all micro-batches, whatever the memory. Errors as
-// `balance`.
+// Returns a lower bound for the step of all cuts of one stage a rank. It is the work of the slowest
+// rank under the cut that minimizes it, for all micro-batches, without memory limits. Returns the
+// errors of balance().
 [[nodiscard]] Expected<double> step_time_bound_s(const cost::ModelCost& model,
                                                  const cost::Cluster& cluster, int micro_batches);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A bound that no replay of a cut with one stage a rank is below.
+// A lower bound for the replay of a cut with one stage a rank.
 //
-// Rank r cannot start before the first micro-batch has passed the ranks before it, runs M
-// micro-batches and its update, and, if it trains, its last backward (of zb-h1, whose weight
-// gradients wait: input gradient) still has to pass down to the first rank that trains. Messages
-// and reductions are left out.
+// Rank r cannot start before the first micro-batch has passed the ranks before it. Then it runs M
+// micro-batches and its update. If it trains, its last backward must still pass down to the first
+// rank that trains. (In zb-h1, whose weight gradients wait, that is the input gradient.) Messages
+// and reductions are not included.
 
 #include <algorithm>
 
@@ -18,12 +18,12 @@ namespace dynmo::plan {
 // The work of a range of layers at speed 1: seconds of one micro-batch, and of the update.
 struct StageWork {
   double forward_s = 0;
-  double backward_s = 0;  // what passes a gradient on: I, and W where it does not wait
-  double later_s = 0;     // W where it may
+  double backward_s = 0;  // passes that precede sending a gradient: I, and W if it does not wait
+  double later_s = 0;     // W if it may wait
   double update_s = 0;
   bool trains = false;
 
-  // Adds a layer; `reached`: a gradient comes to it.
+  // Adds a layer. `reached` means that a gradient comes to it.
   void add(const cost::LayerCost& layer, bool reached, schedule::ScheduleKind kind) {
     forward_s += layer.forward_s;
     if (!reached) return;
@@ -39,8 +39,9 @@ struct StageWork {
 struct StepBound {
   double bound_s = 0;
   double fill_s = 0;   // F of one micro-batch through them
-  double drain_s = 0;  // backward_s of one micro-batch through those that train
+  double drain_s = 0;  // backward_s of one micro-batch through ranks that train
 
+  // Returns the bound with one more rank.
   [[nodiscard]] StepBound with(const StageWork& work, double speed, int micro_batches) const {
     StepBound next = *this;
     const double own = fill_s + micro_batches * (work.forward_s + work.backward_s) / speed;

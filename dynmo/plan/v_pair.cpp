@@ -135,7 +135,7 @@ class PairProbe {
     const std::int64_t excess = bytes - chain_.ranks[at(rank)].memory_bytes;
     return excess <= 0 || recomputes(rank, outer, inner, own, excess);
   }
-  // Whether recomputing parts of layers frees so many bytes within the limit.
+  // Returns whether recomputing parts of layers frees enough bytes within the limit.
   [[nodiscard]] bool recomputes(int rank, const Middle& outer, const Middle& inner,
                                 std::int64_t own, std::int64_t excess) const {
     if (chain_.kept.empty()) return false;
@@ -202,8 +202,8 @@ class PairProbe {
     return static_cast<int>(after - chain_.work.begin()) - 1;
   }
 
-  // Among the middles that `rank` may find and can take whole, returns the one nearest to its
-  // share; end 0 if there is none.
+  // Returns, among the middles that `rank` may have and can hold completely, the nearest to its
+  // share. Its end is 0 if there is none.
   [[nodiscard]] Middle best_middle(int rank, const std::vector<std::int64_t>& shares) const {
     Middle best;
     std::int64_t least = 0;

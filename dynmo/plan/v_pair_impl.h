@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The cut for V placement, where rank r of P holds stages r and 2P-1-r: so that the slowest *rank*
-// is as fast as possible. Balancing single stages instead can be worse than an even split.
+// The cut for V placement, where rank r of P has stages r and 2P-1-r. It makes the slowest *rank*
+// as fast as possible. Balancing single stages instead can be worse than an even split.
 
 #include <cstdint>
 #include <optional>
@@ -12,23 +12,24 @@
 
 namespace dynmo::plan::internal {
 
-// Layers of each of the 2P stages, all at least 1, for the P ranks of `chain`; nullopt if no cut
-// fits the memory. Exact: bisects on the bottleneck; whether one can be kept is answered from the
-// ends of the model to its middle. After ranks 0..r the layers taken are a prefix [0, a) and a
-// suffix [b, L), and for every a the *set* of reachable b is kept as bits: the smallest b alone
-// would be wrong, as a stage must not be empty. It does bound the bottleneck from below, and that
-// bound is nearly always the answer, so few exact probes are made. Among the cuts with the least
-// bottleneck the ranks are chosen from the middle outwards, each as near to its fair share as can
-// be, then with the smallest a, then b.
+// Returns the layers of each of the 2P stages, all at least 1, for the P ranks of `chain`. Returns
+// nullopt if no cut fits the memory. Exact: bisects on the bottleneck. Each bottleneck is tested
+// from the ends of the model to its middle. After ranks 0..r the assigned layers are a prefix [0,
+// a) and a suffix [b, L). For every a the *set* of reachable b is stored as bits. The smallest b
+// alone would be wrong, as a stage must not be empty. It gives a lower bound of the bottleneck,
+// which is nearly always the answer, so few exact tests are made.
 //
-// About O(P L R log L) a probe, R the layers a stage can have, and P L^2 bits of memory. Requires
-// 2 P <= L.
+// Among the cuts with the least bottleneck the ranks are chosen from the middle outwards. Each is
+// as near to its fair share as possible, then with the smallest a, then b.
+//
+// Takes about O(P L R log L) a test, and P L^2 bits of memory. R is the number of possible layer
+// counts of a stage. Requires 2 P <= L.
 [[nodiscard]] std::optional<std::vector<int>> best_v_pair(const Chain& chain);
 
-// Whether some cut fits the memory, whatever its time.
+// Returns whether some cut fits the memory, at any time.
 [[nodiscard]] bool v_pair_fits(const Chain& chain);
 
-// Bytes of the bit sets of `best_v_pair`.
+// Returns the bytes of the bit sets of best_v_pair().
 [[nodiscard]] std::int64_t v_pair_bytes(int layers, int ranks);
 
 }  // namespace dynmo::plan::internal

@@ -10,9 +10,9 @@
 
 namespace dynmo::process {
 
-// Blocks the signals by which a run is told to end, and SIGPIPE, while it lives; they are read from
-// a descriptor. The system keeps a blocked signal also where it is ignored: a shell has the jobs
-// that a script starts with `&` ignore SIGINT.
+// Blocks the signals that end a run, and SIGPIPE, while it exists. They are read from a descriptor.
+// The system keeps a blocked signal even if it is ignored. (Jobs that a script starts with `&`
+// ignore SIGINT.)
 class EndingSignals {
  public:
   EndingSignals() {
@@ -43,7 +43,7 @@ class EndingSignals {
   }
 
  private:
-  // As nohup has a process ignore SIGHUP.
+  // Returns whether this process ignores the signal, as under nohup.
   static bool ignores(int signal) {
     struct sigaction now {};
     return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;

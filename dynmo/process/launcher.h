@@ -46,23 +46,25 @@ struct LaunchOptions {
   std::chrono::milliseconds stop_grace{600000};
 };
 
-// Starts the ranks and returns when none of their processes is left: 0 if all ended with 0, else
-// the exit code of the run. 5 where a rank was killed by a signal; else that of the first rank that
-// failed on its own account (5 is one that lost another); 130 after SIGINT, SIGTERM, SIGUSR1 or
-// SIGHUP to this process, which the ranks get, too, unless all end with 0 all the same. A SIGINT
-// that a script's `&` has this process ignore counts; a SIGHUP that nohup has it ignore does not.
-// After a failure the others have `grace` to end by themselves, then SIGTERM, a second later
-// SIGKILL; a second Ctrl-C is SIGKILL at once. Should this process be killed itself, the system
-// kills the ranks.
+// Starts the ranks, and returns the exit code of the run when all processes have ended. It is 0 if
+// all ended with 0. It is 5 if a rank was killed by a signal. Otherwise it is that of the first
+// rank that failed by itself (5 if it has lost another rank).
 //
-// A rank that ends with 0 before the others is no failure. One that came later counts once it has
-// said that it is a rank (tell_launcher_met).
+// It is 130 after SIGINT, SIGTERM, SIGUSR1 or SIGHUP to this process, unless all ranks end with 0.
+// The ranks get the signal, too. A SIGINT counts even if a script's `&` makes this process ignore
+// it. A SIGHUP that nohup makes it ignore does not count. A second Ctrl-C is SIGKILL at once.
 //
-// Says on `errors` which rank was killed or failed silently. A line "dynmo: ..." that another
-// rank has printed already is shown once.
+// After a failure the others have `grace` to end by themselves. Then they get SIGTERM, and SIGKILL
+// a second later. If this process is killed, the system kills the ranks.
 //
-// To be called in the process's main thread, before it starts others: they would take the signals.
-// kBadInput if the program cannot be started.
+// A rank that ends with 0 before the others is no failure. A late rank counts once it has said that
+// it is a rank (tell_launcher_met).
+//
+// Says on `errors` which rank was killed or failed silently. A line "dynmo: ..." that several ranks
+// print is shown once.
+//
+// Call it in the process's main thread, before other threads start, because they would take the
+// signals. Returns kBadInput if the program cannot be started.
 [[nodiscard]] Expected<int> launch_ranks(const LaunchOptions& options);
 
 }  // namespace dynmo::process

@@ -34,10 +34,11 @@ struct RankEnvironment {
 
 using GetVariable = std::function<const char*(const char*)>;
 
-// The first of these that is there says rank and size: RANK, WORLD_SIZE, LOCAL_RANK (torchrun, our
-// launcher, a Kubernetes job), OMPI_COMM_WORLD_* (Open MPI), PMI_* (MPICH, Intel MPI, srun with
-// PMI-2), SLURM_* of a step (srun). Under all but the first a single process is no rank: it starts
-// ranks as a process of a shell does. RANK and WORLD_SIZE = 1 are a rank, which others may join.
+// Returns the rank and the size from the first of these variables that are set: RANK, WORLD_SIZE,
+// LOCAL_RANK (torchrun, our launcher, a Kubernetes job), OMPI_COMM_WORLD_* (Open MPI), PMI_*
+// (MPICH, Intel MPI, srun with PMI-2), SLURM_* of a step (srun). With RANK, a single process
+// (WORLD_SIZE = 1) is a rank, which others may join. With the other variables it is not: it starts
+// ranks like a process of a shell.
 //
 // The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun's names require. Other launchers
 // need not give them. The address is then 127.0.0.1 if all ranks are on one host. Otherwise it is

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures work where it is done. On the CPU that is the host's clock. A device works later than
-// the host gives it work. So there a mark is an event in its stream, and its time is known when the
-// device has passed it. An emulated device has its own time.
+// Measures the time of work on the device that does it. On the CPU that is the host's clock. A
+// device runs its work later than the host queues it. So there a mark is an event in the device's
+// stream. Its time is known when the device has passed it. An emulated device has its own time.
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>

@@ -23,7 +23,7 @@
 
 namespace dynmo::runtime {
 
-// One rank's part.
+// The figures of one rank.
 struct RankStats {
   struct Layer {
     cost::LayerSample sample;

@@ -49,21 +49,6 @@ control::DecisionsOptions decisions_options(const PipelineOptions& options,
   return all;
 }
 
-// The one that the state brings, or was given, else a new one.
-control::Controller controller_of(RankState& state, const model::Model& model,
-                                  const PipelineOptions& options) {
-  if (state.controller) return *std::exchange(state.controller, std::nullopt);
-  const cost::ModelCost known =
-      known_costs(model, options, state.pruned, state.product_fit.value_or(cost::ProductFit()));
-  control::Controller controller(known, decisions_options(options).controller, state.step);
-  if (!state.controller_state.is_null()) {
-    const auto restored = controller.restore(std::exchange(state.controller_state, nullptr));
-    DYNMO_CHECK(restored.has_value(), "a controller as the others have: {}",
-                restored.error().message);
-  }
-  return controller;
-}
-
 // Fills in what all ranks know of the step alike.
 void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Plan& plan,
           StepReport& report) {
@@ -83,6 +68,20 @@ void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Pl
 }
 
 }  // namespace
+
+control::Controller controller_of(RankState& state, const model::Model& model,
+                                  const PipelineOptions& options) {
+  if (state.controller) return *std::exchange(state.controller, std::nullopt);
+  const cost::ModelCost known =
+      known_costs(model, options, state.pruned, state.product_fit.value_or(cost::ProductFit()));
+  control::Controller controller(known, decisions_options(options).controller, state.step);
+  if (!state.controller_state.is_null()) {
+    const auto restored = controller.restore(std::exchange(state.controller_state, nullptr));
+    DYNMO_CHECK(restored.has_value(), "a controller as the others have: {}",
+                restored.error().message);
+  }
+  return controller;
+}
 
 transport::Tag Pipeline::control(transport::Control use) const {
   return transport::control_tag(use, options_.lane);

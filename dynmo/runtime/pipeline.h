@@ -42,6 +42,10 @@
 
 namespace dynmo::runtime {
 
+// Takes the controller out of `state`, makes one of its `controller_state`, or makes a new one.
+[[nodiscard]] control::Controller controller_of(RankState& state, const model::Model& model,
+                                                const PipelineOptions& options);
+
 class Pipeline {
  public:
   // Returns a micro-batch by its number in the step.
@@ -104,8 +108,8 @@ class Pipeline {
   // from the step after it, unless a copy is refused (background_move.h). Like apply(), it moves at
   // once if no layer moves, or if the memory cannot hold the layers twice for a step.
   [[nodiscard]] Expected<bool> begin_move(const plan::Plan& plan);
-  // Returns the plan of the following steps, if all ranks hold the layers that it gives them, or
-  // null.
+  // Returns the plan that applies from the next step on, or null. All ranks hold the layers that it
+  // gives them.
   [[nodiscard]] const plan::Plan* coming_plan() const {
     return moving_ && moving_->agreed ? &moving_->plan : nullptr;
   }
@@ -162,7 +166,7 @@ class Pipeline {
     Bytes bytes;
     MigrationReport report = {};
     BackgroundMove transfer;
-    // All ranks hold what was sent, as it is after the step.
+    // Whether all ranks hold the sent layers, as they are after the step.
     bool agreed = false;
   };
   enum class Moves { kNow, kDuringStep };
@@ -186,7 +190,7 @@ class Pipeline {
   [[nodiscard]] Expected<void> balance(StepReport& report, Moves how);
   [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report,
                                          Moves how);
-  // The common knowledge of all ranks about a plan to which layers move.
+  // The move to a plan, on which all ranks have agreed.
   struct Wanted {
     plan::Migration migration;
     plan::LayerSet recomputed;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The training to which a pipeline belongs. All ranks have equal options, except for the device.
+// The options of a pipeline, from the training to which it belongs. All ranks have equal options,
+// except for the device.
 
 #include <c10/core/ScalarType.h>
 

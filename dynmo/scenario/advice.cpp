@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/scenario/advice.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
 #include <utility>
+#include <vector>
 
 #include "dynmo/scenario/grid.h"
 
@@ -35,6 +40,87 @@ Expected<plan::Costs> sliced_costs(const Job& job, const plan::Costs& costs, std
   return sliced;
 }
 
+// The scenario with a key changed, as plan/advice.h replays it.
+class Changes {
+ public:
+  Changes(const Job& job, const plan::Costs& costs, const cost::Cluster& planned)
+      : job_(job), costs_(costs), planned_(planned) {}
+
+  [[nodiscard]] std::vector<plan::AdviceChange> against(plan::StepLimit limit) {
+    using Key = plan::AdviceKey;
+    if (limit == plan::StepLimit::kSlowRank) {
+      Scenario::Cluster other = job_.scenario.cluster;
+      other.slow_speed = 1;
+      if (!other.slow_ranks.empty()) add_cluster(Key::kSpeed, "1", other);
+    } else if (limit == plan::StepLimit::kMessages) {
+      add_larger_micro_batches();
+      const cost::Link& inside = planned_.inside_node;
+      const cost::Link& between = planned_.between_nodes;
+      add_latency(Key::kInsideLatency, &Scenario::Cluster::inside_latency_s, inside.latency_s);
+      add_latency(Key::kBetweenLatency, &Scenario::Cluster::between_latency_s, between.latency_s);
+      add_bandwidth(Key::kInsideBandwidth, &Scenario::Cluster::inside_bandwidth,
+                    inside.bandwidth_bytes_per_s);
+      add_bandwidth(Key::kBetweenBandwidth, &Scenario::Cluster::between_bandwidth,
+                    between.bandwidth_bytes_per_s);
+      add_bandwidth(Key::kNicBandwidth, &Scenario::Cluster::nic_bandwidth,
+                    job_.scenario.cluster.nic_bandwidth);
+    }
+    return std::move(found_);
+  }
+
+ private:
+  using Number = double Scenario::Cluster::*;
+
+  void add_cluster(plan::AdviceKey key, std::string value, const Scenario::Cluster& other) {
+    auto grid = make_grid(other, job_.device, other.data_parallel);
+    if (!grid) return;
+    found_.push_back({.set = {key, std::move(value)},
+                      .models = costs_,
+                      .cluster = std::move(grid->planned),
+                      .micro_batches = job_.scenario.training.micro_batches});
+  }
+  // Half of a latency, twice a bandwidth, as far as the text of the value says it.
+  void add_latency(plan::AdviceKey key, Number number, double now_s) {
+    std::string value = fmt::format("{:.3g}us", now_s / 2 * 1e6);
+    Scenario::Cluster other = job_.scenario.cluster;
+    const auto parsed = parse_seconds(value);
+    if (!parsed || *parsed <= 0) return;
+    other.*number = *parsed;
+    add_cluster(key, std::move(value), other);
+  }
+  void add_bandwidth(plan::AdviceKey key, Number number, double now) {
+    if (!std::isfinite(now) || now <= 0) return;
+    std::string value = fmt::format("{:.3g}GB/s", 2 * now * 1e-9);
+    Scenario::Cluster other = job_.scenario.cluster;
+    const auto parsed = parse_bytes_per_second(value);
+    if (!parsed || *parsed <= 0) return;
+    other.*number = *parsed;
+    add_cluster(key, std::move(value), other);
+  }
+  // Fewer, larger messages with the same tokens. Measured layers are as large as they are.
+  void add_larger_micro_batches() {
+    Scenario other = job_.scenario;
+    const bool shaped = other.model.profile.empty() && other.dynamism.trace.empty();
+    if (!shaped || other.training.micro_batches % 2 != 0) return;
+    other.model.micro_batch_size *= 2;
+    other.training.micro_batches /= 2;
+    const auto job = make_job(other);
+    if (!job) return;
+    const int micro_batches = other.training.micro_batches;
+    plan::AdviceChange& change = found_.emplace_back();
+    change.set = {plan::AdviceKey::kMicroBatchSize, std::to_string(other.model.micro_batch_size)};
+    change.with = plan::KeyValue{plan::AdviceKey::kMicroBatches, std::to_string(micro_batches)};
+    change.models = costs_of(*job->load, other.training.steps);
+    change.cluster = planned_;
+    change.micro_batches = micro_batches;
+  }
+
+  const Job& job_;
+  const plan::Costs& costs_;
+  const cost::Cluster& planned_;
+  std::vector<plan::AdviceChange> found_ = {};
+};
+
 }  // namespace
 
 std::optional<plan::Advice> advise(const Job& job) {
@@ -43,14 +129,22 @@ std::optional<plan::Advice> advise(const Job& job) {
   const auto grid = make_grid(scenario.cluster, job.device, scenario.cluster.data_parallel);
   if (!kind || !grid) return std::nullopt;
   const plan::Costs costs = costs_of(*job.load, scenario.training.steps);
-  auto advice = plan::advise(
-      {.models = costs,
-       .cluster = grid->planned,
-       .micro_batches = scenario.training.micro_batches,
-       .schedule = *kind,
-       .head_slices = scenario.model.shape.head_slices,
-       .sliced = [&](std::int64_t slices) { return sliced_costs(job, costs, slices); }});
-  if (advice && !scenario.events.empty()) advice->fewest.reset();
+  auto advice =
+      plan::advise({.models = costs,
+                    .cluster = grid->planned,
+                    .micro_batches = scenario.training.micro_batches,
+                    .schedule = *kind,
+                    .head_slices = scenario.model.shape.head_slices,
+                    .sliced = [&](std::int64_t slices) { return sliced_costs(job, costs, slices); },
+                    .changes =
+                        [&](plan::StepLimit limit) {
+                          return Changes(job, costs, grid->planned).against(limit);
+                        }});
+  if (advice && !scenario.events.empty()) {
+    advice->fewest.reset();
+    const bool fewer = advice->remedy && advice->remedy->key == plan::AdviceKey::kRanks;
+    if (fewer) advice->remedy.reset();
+  }
   return advice;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Advice on a job: plan/advice.h for costs of several of its steps.
+// Advice on a job: plan/advice.h for the costs of several of its steps.
 
 #include <optional>
 
@@ -10,8 +10,8 @@
 
 namespace dynmo::scenario {
 
-// Looks at four steps, spread over the run, with all its replicas. It says nothing of fewer ranks
-// if the scenario has events, since they change the ranks. nullopt as plan::advise() says.
+// Advises on four steps, spread over the run, with all its replicas. If the scenario has events, it
+// omits fewer ranks, because events change the ranks. Returns nullopt as plan::advise() does.
 [[nodiscard]] std::optional<plan::Advice> advise(const Job& job);
 
 }  // namespace dynmo::scenario

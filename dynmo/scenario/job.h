@@ -16,14 +16,14 @@ struct Job {
   Scenario scenario;
   cost::Device device;
   std::unique_ptr<dynamism::LoadModel> load;
-  // The same model with no dynamism, the same in every step: what the speed-up over dense training
-  // is measured against. For a trace: its first step. For a MoE: experts evenly loaded.
+  // The same model without dynamism, equal in every step, as the baseline of the speed-up over
+  // dense training. For a trace it is the first step. For a MoE its experts are evenly loaded.
   std::unique_ptr<dynamism::LoadModel> dense;
   std::int64_t tokens_per_micro_batch = 0;  // 0: not known (of costs without model.sequence)
 };
 
-// Reads the files that the scenario names. kBadInput for those, for an unknown device, and for
-// parameters or shapes that make no sense.
+// Reads the files that the scenario names. Returns kBadInput for faulty files, an unknown device,
+// and invalid parameters or shapes.
 [[nodiscard]] Expected<Job> make_job(const Scenario& scenario);
 
 }  // namespace dynmo::scenario

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Connects a simulated run with the controller (control/controller.h): plans over the ranks that
-// are there, and what measuring would give.
+// Connects a simulated run with the controller (control/controller.h). It makes plans for the
+// present ranks, and simulates measurements.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,36 +20,38 @@
 
 namespace dynmo::scenario {
 
-// Plans are over all positions of the pipeline; the policy plans over those that are there.
+// Converts a plan over all positions of the pipeline to one over the present positions, for the
+// policy. to_all() converts it back.
 [[nodiscard]] plan::Plan to_present(const plan::Plan& plan, const std::vector<int>& present);
 [[nodiscard]] plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int ranks);
 
-// training.recompute of a scenario that is valid.
+// Returns training.recompute of a valid scenario.
 [[nodiscard]] plan::Recompute recompute_of(const Scenario& scenario);
 
 [[nodiscard]] control::ControllerOptions controller_options(const Scenario& scenario,
                                                             const Policy& policy);
 
-// The policy's cut from scratch of the costs `model`, of generation `generation`. kInfeasible if
-// none fits the memory.
+// Returns the policy's cut for the costs `model`, made without regard to the current plan, with
+// generation `generation`. Returns kInfeasible if none fits the memory.
 [[nodiscard]] Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
                                            const cost::ModelCost& model,
                                            const cost::Cluster& cluster,
                                            const std::vector<int>& present, Generation generation);
 
-// A plan of the dense model for `model`, which may have layers besides: the slices of the heads of
-// exits. Each of them goes where the layer before it is.
+// Returns a plan of the dense model for `model`, which may have additional layers: the slices of
+// the heads of exits. Each is placed with the layer before it.
 [[nodiscard]] plan::Plan with_layers_of(plan::Plan plan, const cost::ModelCost& dense,
                                         const cost::ModelCost& model);
 
-// Positions that are there in the first step, ascending: before it, its events have come.
+// Returns the present positions in the first step, ascending. Its events come before it.
 [[nodiscard]] std::vector<int> first_ranks(const Scenario& scenario);
-// A recorded run that began with as many ranks and replicas: its controller is fed with what was
-// measured, so it decides as it did there where the same ranks come and go. null: none.
+// Returns the recording of a run that began with the same ranks and replicas. Its controller gets
+// the recorded measurements. So it repeats the decisions of that run if the same ranks come and go.
+// null: none.
 [[nodiscard]] const dynamism::Recording* recording_of(const dynamism::LoadModel& load,
                                                       const Scenario& scenario,
                                                       const Policy& policy);
-// So many ranks as such a run's controller knows them.
+// Returns a cluster of `ranks` ranks, as the controller of such a run knows them.
 [[nodiscard]] cost::Cluster recorded_cluster(const dynamism::Recording& recording,
                                              const Scenario& scenario, std::size_t ranks,
                                              const cost::StepSample& overhead);
@@ -58,7 +60,7 @@ namespace dynmo::scenario {
                                                   const cost::ModelCost& known,
                                                   const control::ControllerOptions& options);
 
-// Seconds that a plan of the policy takes.
+// Returns the seconds for making a plan of the policy.
 [[nodiscard]] double plan_s(const Scenario& scenario, const Policy& policy);
 
 struct Measuring {
@@ -66,7 +68,8 @@ struct Measuring {
   const Policy& policy;
   bool counts_work = false;  // LoadModel::counts_work
 };
-// Step `step`, whose costs are `truth`, with the scenario's noise of measuring and charges.
+// Returns the observation of step `step` with the costs `truth`. It has the scenario's measuring
+// noise and charges.
 [[nodiscard]] cost::Observation measured(const Measuring& how, std::int64_t step,
                                          const cost::ModelCost& truth);
 

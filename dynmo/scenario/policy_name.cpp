@@ -5,7 +5,7 @@ namespace dynmo::scenario {
 
 namespace {
 
-// Whether `text` began with `prefix`, which is then gone.
+// Removes `prefix` from the beginning of `text`. Returns false if it is not there.
 bool take_prefix(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
   text.remove_prefix(prefix.size());

@@ -60,17 +60,24 @@ Expected<void> StepReplayer::prepare(const plan::Plan& plan, const cost::ModelCo
   return {};
 }
 
-// The update of a step starts when the last rank of any replica has its gradients reduced, and a
-// reduction when the last replica of its stage is done. Both are maxima, so the step of the whole
-// job is the longest step of any replica.
+// The update of a step starts when the last rank of any replica has its gradients reduced. A
+// reduction starts when the last replica of its stage is done. Both are maxima, so the step of the
+// whole job is the longest step of any replica.
 Expected<const StepMeasure*> StepReplayer::step(const plan::Plan& plan,
-                                                const cost::ModelCost& model, Timelines timelines) {
+                                                const cost::ModelCost& model,
+                                                const plan::LayerSet& again, Timelines timelines) {
   const bool keep = timelines == Timelines::kKept;
   DYNMO_TRY(prepare(plan, model));
-  if (last_ && model_ == model && (!keep || !last_->timeline.ranks.empty())) return &*last_;
+  const bool same = last_ && model_ == model && again_ == again;
+  if (same && (!keep || !last_->timeline.ranks.empty())) return &*last_;
   DYNMO_TRY(cost::validate(model, micro_batches_));
-  const std::vector<sim::StageCost> costs = plan::stage_costs(plan, model, grid_.planned);
-  StepMeasure measure{.ideal_step_s = ideal_s(model, grid_.planned, micro_batches_),
+  const cost::ModelCost run = plan::recomputed(model, again);
+  const std::vector<sim::StageCost> costs = plan::stage_costs(plan, run, grid_.planned);
+  std::vector<Bytes> peaks;
+  if (!again.empty()) {
+    DYNMO_ASSIGN(peaks, plan::peak_memory(plan, model, micro_batches_, again));
+  }
+  StepMeasure measure{.ideal_step_s = ideal_s(run, grid_.planned, micro_batches_),
                       .positions = positions_in_use(plan)};
   double busy = 0;
   for (const ReplicaKind& kind : grid_.kinds) {
@@ -78,6 +85,7 @@ Expected<const StepMeasure*> StepReplayer::step(const plan::Plan& plan,
                  sim::simulate(lowered_, costs, kind.cluster, {.timeline = keep}));
     const double step_s = to_seconds(result.step_time);
     for (const sim::RankUsage& rank : result.ranks) busy += to_seconds(rank.busy) * kind.count;
+    for (std::size_t r = 0; r < peaks.size(); ++r) result.ranks[r].peak_memory = peaks[r];
     measure.fits = measure.fits && plan::fits_memory(result, kind.cluster);
     if (step_s < measure.step_s) continue;
     measure.step_s = step_s;
@@ -85,8 +93,9 @@ Expected<const StepMeasure*> StepReplayer::step(const plan::Plan& plan,
   }
   const double whole = measure.step_s * measure.positions * grid_.replicas;
   measure.bubble = whole > 0 ? 1 - busy / whole : 0;
-  measure.imbalance = imbalance_of(plan, model, grid_, micro_batches_);
+  measure.imbalance = imbalance_of(plan, run, grid_, micro_batches_);
   model_ = model;
+  again_ = again;
   last_ = std::move(measure);
   return &*last_;
 }

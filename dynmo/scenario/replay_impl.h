@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One step of all replicas, by the simulator. Lowered schedules are kept while the plan is, and the
-// last step's result while costs are too: most steps of a run repeat the one before.
+// Simulates one step of all replicas. It keeps the lowered schedule while the plan is the same, and
+// the last result while the costs are, too. Most steps of a run repeat the last one.
 
 #include <optional>
 #include <vector>
@@ -10,6 +10,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/schedule/schedule.h"
 #include "dynmo/schedule/timeline.h"
@@ -33,10 +34,12 @@ class StepReplayer {
   StepReplayer(Grid grid, int micro_batches)
       : grid_(std::move(grid)), micro_batches_(micro_batches) {}
 
-  // The result of a step; the reference holds until the next call. kBadInput as evaluate and
-  // simulate say.
+  // Returns the result of a step whose plan recomputes the layers `again`, given costs without
+  // that. A rank holds what a second forward restores, too. The result is valid until the next
+  // call. Returns kBadInput as evaluate() and simulate() do.
   [[nodiscard]] Expected<const StepMeasure*> step(const plan::Plan& plan,
                                                   const cost::ModelCost& model,
+                                                  const plan::LayerSet& again = {},
                                                   Timelines timelines = Timelines::kLeftOut);
   [[nodiscard]] const Grid& grid() const { return grid_; }
   void set_grid(Grid grid);
@@ -50,6 +53,7 @@ class StepReplayer {
   int frozen_ = -1;
   schedule::Schedule lowered_;
   cost::ModelCost model_;
+  plan::LayerSet again_;
   std::optional<StepMeasure> last_;
 };
 

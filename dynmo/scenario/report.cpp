@@ -77,7 +77,19 @@ double step_tokens(const Scenario& scenario, const RunResult& run) {
 
 std::string advice_lines(const Scenario& scenario, const Comparison& comparison) {
   if (!comparison.advice) return {};
-  observe::AdviceWords words;
+  using Key = plan::AdviceKey;
+  observe::AdviceWords words{.keys = {{Key::kHeadSlices, "model.head_slices ="},
+                                      {Key::kSchedule, "training.schedule ="},
+                                      {Key::kMicroBatches, "training.micro_batches ="},
+                                      {Key::kMemory, "cluster.memory ="},
+                                      {Key::kRanks, "cluster.pipeline_ranks ="},
+                                      {Key::kMicroBatchSize, "model.micro_batch_size ="},
+                                      {Key::kInsideLatency, "cluster.inside_latency ="},
+                                      {Key::kInsideBandwidth, "cluster.inside_bandwidth ="},
+                                      {Key::kBetweenLatency, "cluster.between_latency ="},
+                                      {Key::kBetweenBandwidth, "cluster.between_bandwidth ="},
+                                      {Key::kNicBandwidth, "cluster.nic_bandwidth ="},
+                                      {Key::kSpeed, "cluster.slow_speed ="}}};
   if (scenario.device != "cpu" && scenario.model.profile.empty()) words.hour = "GPU-hour";
   return observe::advice_text(*comparison.advice, step_tokens(scenario, comparison.uniform), words);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A comparison as people and programs read it.
+// A comparison as text and as JSON.
 
 #include <string>
 #include <vector>
@@ -12,17 +12,18 @@
 
 namespace dynmo::scenario {
 
-// A line on the job, a table of the runs (dense and uniform first), notes where a run's memory
-// would not have sufficed, and the advice. Ends with a newline.
+// Returns a line on the job, a table of the runs (dense and uniform first), and the advice. Notes
+// name runs with insufficient memory. Ends with a newline.
 [[nodiscard]] std::string report(const Scenario& scenario, const Comparison& comparison);
 
-// A line for each decision for which a plan was made: step, run, what for, and what was decided.
+// Returns a line for each decision with a plan: step, run, cause, and result.
 [[nodiscard]] std::string decisions_text(const Comparison& comparison);
 
-// "dynmo-simulation-1" (docs/scenarios.md): the runs as in the table, with the parts of their time.
+// Returns "dynmo-simulation-1" (docs/scenarios.md): the runs as in the table, with the parts of
+// their time.
 [[nodiscard]] Json comparison_json(const Scenario& scenario, const Comparison& comparison);
 
-// One process a run, of the steps kept.
+// Returns one process for each run, with the steps that were kept.
 [[nodiscard]] std::vector<observe::TraceProcess> trace_of(const Comparison& comparison);
 
 }  // namespace dynmo::scenario

@@ -67,8 +67,8 @@ class Run {
     cost::ModelCost model;
     bool fresh = true;                // those of the next step are not known
     std::int64_t observed_step = -1;  // the newest
-    // The layers that the plan in force recomputes, and left_; they follow from the plan and from
-    // measured costs, chosen when so many layers were frozen.
+    // The layers that the plan in force recomputes, and left_. They follow from the plan and from
+    // measured costs, with the number of frozen layers at that time.
     plan::LayerSet recomputed = {};
     plan::LayerSet recomputed_by_left = {};
     int frozen = 0;
@@ -89,6 +89,9 @@ class Run {
   [[nodiscard]] const cost::Cluster& cluster() const { return replayer_.grid().planned; }
   [[nodiscard]] int replicas() const { return replayer_.grid().replicas; }
   [[nodiscard]] bool autonomous() const { return policy_.replanning == Replanning::kAutonomous; }
+
+  // The controller has what it needs to decide.
+  [[nodiscard]] bool decides() const { return autonomous() && controller_.profiler().steps() > 0; }
 
   control::Controller make_controller() const {
     control::ControllerOptions options = controller_options(scenario(), policy_);
@@ -219,17 +222,20 @@ class Run {
     if (event.failure || (stranded && !autonomous())) {
       spend(&TimeSpent::restart_s, scenario().training.restart_s);
     }
-    if (stranded) DYNMO_TRY(vacate(kept, next));
+    const bool lost = event.failure && stranded && decides();
+    const plan::Plan before = to_present(plan_, ranks_.present);
+    if (stranded && !lost) DYNMO_TRY(vacate(kept, next));
     change_ranks(kept, next);
+    if (lost) DYNMO_TRY(plan_after_loss(before));
     if (stranded) DYNMO_TRY(choose_recomputed());
     if (event.failure) go_back();
     return {};
   }
 
-  // Takes the layers of the ranks that are not among `kept`. What begins anew or has not measured
-  // anything takes the ranks of `next`, too.
+  // Moves the layers of ranks that are not among `kept`. A policy that is not autonomous, or has
+  // measured nothing, makes a plan for the ranks of `next`.
   Expected<void> vacate(const std::vector<int>& kept, const std::vector<int>& next) {
-    if (!autonomous() || controller_.profiler().steps() == 0) {
+    if (!decides()) {
       DYNMO_ASSIGN(plan::Plan plan, proposed(next, plan_.generation + 1));
       charge_plan();
       move_to(std::move(plan), Moves::kAtOnce);
@@ -245,6 +251,14 @@ class Run {
     const cost::Cluster there = planned_ranks();
     DYNMO_ASSIGN(control::Decision decision, controller_.vacate(boundary(current, there), staying));
     return take(std::move(decision), Moves::kAtOnce);
+  }
+
+  // Plans for the ranks that are left, as a training does: `before` is the plan that was lost.
+  Expected<void> plan_after_loss(const plan::Plan& before) {
+    const cost::Cluster there = planned_ranks();
+    DYNMO_ASSIGN(control::AfterLoss after, controller_.after_loss(boundary(before, there)));
+    if (!after.fault.empty()) return make_error(ErrorCode::kInfeasible, "{}", after.fault);
+    return take(std::move(after.decision), Moves::kAtOnce);
   }
 
   // From now on the ranks of `next` are there: those of `kept`, and others that come new.
@@ -294,7 +308,9 @@ class Run {
   }
 
   void go_back() {
-    step_ -= score_.go_back();
+    const std::int64_t steps = score_.go_back();
+    if (steps == 0) return;
+    step_ -= steps;
     costs_.fresh = true;
     controller_.announce(cost::Announced::kWork, step_);
   }
@@ -313,10 +329,8 @@ class Run {
     if (autonomous()) DYNMO_TRY(replan());
     const bool traced = step_ >= scenario().training.steps - options_.trace_steps;
     const plan::LayerSet& again = left_ ? costs_.recomputed_by_left : costs_.recomputed;
-    std::optional<cost::ModelCost> with_again;
-    if (!again.empty()) with_again = plan::recomputed(costs_.model, again);
     DYNMO_ASSIGN(const StepMeasure* measure,
-                 replayer_.step(step_plan(), with_again ? *with_again : costs_.model,
+                 replayer_.step(step_plan(), costs_.model, again,
                                 traced ? Timelines::kKept : Timelines::kLeftOut));
     count(*measure);
     if (others_) DYNMO_TRY(others_->add(costs_.model));
@@ -342,7 +356,7 @@ class Run {
                  step_ >= steps - std::max<std::int64_t>(steps / 10, 1), held());
   }
 
-  // The plan of the step that runs: the one before, where layers move while it runs.
+  // Returns the plan of the running step: the previous one, if layers move during the step.
   [[nodiscard]] const plan::Plan& step_plan() const { return left_ ? *left_ : plan_; }
 
   void observe() {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Runs of a scenario under policies, step by step, by the simulator: what is charged for measuring,
-// planning, moving, restarts and lost steps adds up to the whole time. Deterministic: everything
-// drawn comes from the scenario's seed, and configured times stand for what a machine would
-// measure.
+// Runs of a scenario under policies, step by step, by the simulator. The charges for measuring,
+// planning, moving, restarts and lost steps add up to the whole time. Deterministic: all random
+// draws use the scenario's seed. Configured times replace measurements of a machine.
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +20,7 @@
 
 namespace dynmo::scenario {
 
-// Seconds of the run; they add up to total_s.
+// Seconds of the run. They add up to total_s.
 struct TimeSpent {
   double train_s = 0;  // steps that counted
   double lost_s = 0;   // steps since the last checkpoint when ranks failed
@@ -39,20 +38,20 @@ struct DecisionAt {
   control::Decision decision;
 };
 
-// Seconds that all steps of a run take under other plans, where moves are free and costs known.
+// Seconds of all steps of a run under other plans, with free moves and known costs.
 struct OtherTimes {
   double kept_s = 0;  // the first plan, kept
   double best_s = 0;  // the balancer's plan for the costs of each step
-  double past_s = 0;  // its plan for those of the step before
+  double past_s = 0;  // its plan for those of the previous step
 };
 
 struct RunResult {
   std::string name;
   TimeSpent time;
   double micro_batches = 0;  // that counted, of all replicas
-  double tokens = 0;         // 0 where the model's sequence length is not known
+  double tokens = 0;         // 0 if the model's sequence length is not known
   double step_time_s = 0;    // mean of the steps that counted
-  // A step takes no less: all work over the speed of all ranks of the pipeline. Mean.
+  // Lower bound of a step: all work over the speed of all ranks of the pipeline. Mean.
   double ideal_step_time_s = 0;
   struct End {  // means of the last tenth of the steps
     double step_time_s = 0;
@@ -61,7 +60,7 @@ struct RunResult {
   double bubble = 0;           // mean over the time of all steps, of the ranks in use
   double imbalance = 0;        // mean over the steps, max / mean - 1 of the ranks in use
   double average_ranks = 0;    // in use, of all replicas, over the whole time
-  double gpu_hours_saved = 0;  // of ranks that were given back
+  double gpu_hours_saved = 0;  // of released ranks
   std::int64_t plans = 0;      // computed
   std::int64_t migrations = 0;
   std::int64_t layers_moved = 0;  // of one replica
@@ -70,39 +69,41 @@ struct RunResult {
   std::int64_t steps_over_memory = 0;  // a rank's memory would not have sufficed
   std::vector<observe::TracedStep> trace;
   std::vector<DecisionAt> decisions;  // for which a plan was made, in their order
-  std::optional<OtherTimes> others;   // of a re-planning run, where asked for
+  std::optional<OtherTimes> others;   // of a re-planning run, if requested
 
-  // Micro-batches (of a token count that is not known) or tokens a second of the whole time.
+  // Returns the micro-batches a second over the whole time, for an unknown token count.
+  // tokens_per_s() returns tokens.
   [[nodiscard]] double micro_batches_per_s() const { return micro_batches / time.total_s(); }
   [[nodiscard]] double tokens_per_s() const { return tokens / time.total_s(); }
 };
 
-// Shares of what re-planning can gain over keeping the first plan, that a run has gained.
+// Shares of the possible gain of re-planning over the first plan that a run has gained.
 struct Shares {
-  double cuts = 0;   // its steps, of what the best plan of every step gains
-  double whole = 0;  // its whole time, of the same
-  double past = 0;   // its steps, of what the best plans for the steps before gain
+  double cuts = 0;   // its steps, against the best plan of every step
+  double whole = 0;  // its whole time, against the same
+  double past = 0;   // its steps, against the best plans for the previous steps
 };
-// nullopt where others were not asked for, or have nothing to gain.
+// Returns the shares, or nullopt if other plans were not requested or gain nothing.
 [[nodiscard]] std::optional<Shares> shares_of(const RunResult& run);
 
 struct RunOptions {
   std::int64_t trace_steps = 0;  // last steps whose timelines are kept
-  // RunResult::others of re-planning runs: a plan more for each step whose costs are new.
+  // Computes RunResult::others of re-planning runs, with one more plan for each step with new
+  // costs.
   bool shares = false;
   std::function<void(std::int64_t step)> progress = {};
 };
 
-// The job with costs `load` under `policy`. kInfeasible where the policy's balancer finds no cut
-// that fits the memory for the first step, or for the ranks that an event leaves. A policy that
-// cuts for the dense model takes the costs of job.dense.
+// Runs the job with the costs `load` under `policy`. A policy that cuts for the dense model uses
+// the costs of job.dense. Returns kInfeasible if no cut of the balancer fits the memory, for the
+// first step or for the ranks left by an event.
 [[nodiscard]] Expected<RunResult> run(const Job& job, const dynamism::LoadModel& load,
                                       const Policy& policy, const RunOptions& options = {});
 
 struct Comparison {
   RunResult dense;              // no dynamism, the even cut kept
   RunResult uniform;            // the dynamic model, the even cut kept: the baseline
-  std::vector<RunResult> runs;  // as asked for
+  std::vector<RunResult> runs;  // as requested
   std::optional<plan::Advice> advice;
 
   [[nodiscard]] double speedup(const RunResult& run) const {
@@ -117,7 +118,7 @@ struct ComparisonProgress {
   std::string run;  // name
   int number = 0;   // of this run, from 0
   int runs = 0;
-  std::int64_t step = 0;  // steps done; 0 once as it begins
+  std::int64_t step = 0;  // steps done; 0 once at the beginning
   std::int64_t steps = 0;
 };
 
@@ -127,7 +128,7 @@ struct ComparisonOptions {
   std::function<void(const ComparisonProgress&)> progress = {};
 };
 
-// Dense and uniform, and the policies by name.
+// Runs dense, uniform, and the policies by name.
 [[nodiscard]] Expected<Comparison> compare(const Job& job, const std::vector<std::string>& policies,
                                            const ComparisonOptions& options = {});
 

@@ -48,8 +48,6 @@ bool any_policy(const Scenario& scenario, Is is) {
   });
 }
 
-bool replans(const Policy& policy) { return policy.replanning == Replanning::kAutonomous; }
-
 std::vector<TomlKey> model_keys(Scenario::Model& m) {
   constexpr double kMaxSize = 1 << 24;
   const Range size = between(0, kMaxSize, "(0: the family's)");
@@ -137,7 +135,7 @@ std::vector<TomlKey> training_keys(Scenario& s) {
 std::vector<TomlKey> policy_keys(Scenario& s) {
   const double largest = std::numeric_limits<double>::max();
   Scenario::Policy& p = s.policy;
-  const bool any_replans = any_policy(s, replans);
+  const bool any_replans = replans(s);
   const auto is_search = [](const Policy& policy) {
     return policy.balancer == plan::Balancer::kSearch;
   };
@@ -232,7 +230,7 @@ std::string resolved(const std::string& path, const std::filesystem::path& folde
   return path.empty() || given.is_absolute() ? path : (folder / given).string();
 }
 
-// A file with nothing in it would compare all defaults, which nobody asks for.
+// An empty file would compare all defaults, which is never intended.
 bool says_nothing(std::string_view text) {
   for (bool comment = false; const char c : text) {
     if (c == '\n') comment = false;
@@ -317,11 +315,24 @@ Expected<void> validate(const Scenario& scenario) {
       scenario.training.schedule != "adaptive", "training.schedule", scenario.training.schedule,
       "a schedule that a shape alone gives, such as 1f1b; the search balancer finds orders"));
   const std::vector<std::string>& compare = scenario.policy.compare;
-  DYNMO_TRY(require(!compare.empty() && compare.size() <= 32, "policy.compare", compare.size(),
-                    "1 to 32 names"));
-  for (const std::string& name : compare) DYNMO_TRY(parse_policy(name));
+  DYNMO_TRY(require(!compare.empty() && compare.size() <= 32, "policy.compare",
+                    fmt::format("a list of {}", compare.size()), "1 to 32 names"));
+  for (auto name = compare.begin(); name != compare.end(); ++name) {
+    DYNMO_TRY(parse_policy(*name));
+    if (std::find(compare.begin(), name, *name) == name) continue;
+    return make_error(ErrorCode::kBadInput, "policy.compare names '{}' twice: wanted each once",
+                      *name);
+  }
+  const cost::DecoderShape& sizes = scenario.model.shape;
+  DYNMO_TRY(require(sizes.heads == 0 || sizes.hidden % sizes.heads == 0, "model.heads", sizes.heads,
+                    fmt::format("a divisor of model.hidden ({})", sizes.hidden)));
   DYNMO_TRY(check_events(scenario));
   return check_effects(keys_of(copy), keys_of(standard));
+}
+
+bool replans(const Scenario& scenario) {
+  return any_policy(
+      scenario, [](const Policy& policy) { return policy.replanning == Replanning::kAutonomous; });
 }
 
 std::string idle_source(const Scenario& scenario) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A Score sums what a run of a scenario has spent and achieved so far.
+// A Score sums the time and the results of a run of a scenario so far.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace dynmo::scenario {
 
-// While time passes.
+// The ranks that the job holds while time passes.
 struct RanksHeld {
-  std::size_t in_use = 0;   // of each replica: those with layers
-  std::size_t present = 0;  // those too that have none
+  std::size_t in_use = 0;   // those too without layers
+  std::size_t present = 0;  // those too that were released
   std::size_t offered = 0;  // those too that were given back
   int replicas = 1;
 };
@@ -25,24 +25,25 @@ class Score {
  public:
   explicit Score(std::string name) { result_.name = std::move(name); }
 
-  // Time passes for these ranks.
+  // Adds time for these ranks.
   void spend(double TimeSpent::*part, double seconds, const RanksHeld& ranks);
   void count_plan() { ++result_.plans; }
-  // Bytes of all replicas; layers of one.
+  // Adds a move. Bytes are those of all replicas, and layers those of one.
   void count_move(std::int64_t layers, double bytes);
   void count_bytes(double bytes) { result_.bytes_moved += bytes; }
-  // A step with these micro-batches of all replicas. `at_end`: it is one of the last tenth.
+  // Adds a step with these micro-batches of all replicas. `at_end` means one of the last tenth.
   void count(const StepMeasure& measure, double micro_batches, bool at_end, const RanksHeld& ranks);
   void keep(DecisionAt decision) { result_.decisions.push_back(std::move(decision)); }
   void keep(observe::TracedStep step) { result_.trace.push_back(std::move(step)); }
 
-  // From now on no failure takes back the steps before.
+  // Marks a checkpoint. Later failures do not take back the steps before it.
   void checkpoint() { unsaved_ = {}; }
-  // Takes back the steps since the last checkpoint: their time stays spent, their tokens do not
-  // count. How many there were.
+  // Takes back the steps since the last checkpoint and returns their number. Their time stays
+  // spent, and their tokens do not count.
   std::int64_t go_back();
 
-  // The run had so many steps, a micro-batch so many tokens (0: not known).
+  // Returns the result of a run with `steps` steps. A micro-batch has `tokens_per_micro_batch`
+  // tokens (0: not known).
   [[nodiscard]] RunResult finished(std::int64_t steps, std::int64_t tokens_per_micro_batch) &&;
 
  private:
@@ -56,8 +57,8 @@ class Score {
     double end_ideal = 0;
     std::int64_t end_steps = 0;
     double rank_seconds = 0;     // in use
-    double held_seconds = 0;     // those too that have no layers
-    double offered_seconds = 0;  // those too that were given back
+    double held_seconds = 0;     // those too without layers
+    double offered_seconds = 0;  // those too that were released
   };
   struct Unsaved {  // since the last checkpoint
     double train_s = 0;

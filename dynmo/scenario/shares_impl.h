@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The time that the steps of a run would have taken under other plans: the first one kept, and the
-// best one of every step. Moves between them are free, and costs are known without measuring.
+// The time of a run's steps under other plans: the first one kept, and the best one of every step.
+// Moves between them are free, and costs are known without measuring.
 
 #include <optional>
 
@@ -20,7 +20,7 @@ class OtherPlans {
  public:
   OtherPlans(const Job& job, const Policy& policy, const Grid& grid, plan::Plan first);
 
-  // One more step of costs `model`. kInfeasible where the balancer finds no cut for them.
+  // Adds a step with the costs `model`. Returns kInfeasible if the balancer finds no cut for them.
   [[nodiscard]] Expected<void> add(const cost::ModelCost& model);
   [[nodiscard]] const OtherTimes& times() const { return times_; }
 
@@ -32,7 +32,7 @@ class OtherPlans {
   StepReplayer past_;
   plan::Plan first_;
   std::optional<plan::Plan> best_ = {};  // of the newest step
-  cost::ModelCost model_ = {};           // that it is for
+  cost::ModelCost model_ = {};           // costs of the newest step
   OtherTimes times_ = {};
 };
 

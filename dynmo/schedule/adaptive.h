@@ -119,7 +119,7 @@ class ListScheduler {
     // `output` their own ends.
     std::size_t input[kKinds] = {};
     std::size_t output[kKinds] = {};
-    // Slot whose F or I takes the output of this F or I. The last slot stands for none.
+    // Slot with the F or I that takes the output of this F or I. The last slot stands for none.
     int reader[kKinds] = {};
     Kind reads[kKinds] = {};
     std::int64_t stash = 0;

@@ -28,7 +28,7 @@ namespace {
 // A change of groups among ranks that are there; the first group waits longer for its ranks.
 constexpr std::chrono::milliseconds kChangeTime{20000};
 constexpr std::chrono::seconds kSurviveTime{60};     // for all that are left to meet again
-constexpr std::chrono::milliseconds kLookTime{2};    // between two looks at who is there
+constexpr std::chrono::milliseconds kLookTime{2};    // between two checks of the survivors
 constexpr std::chrono::milliseconds kAskTime{1000};  // for the answer of one process
 constexpr std::chrono::milliseconds kAskAgain{200};  // those that were there
 
@@ -48,7 +48,7 @@ class WatchedOperation final : public transport::Operation {
   HangWatch& hangs_;
 };
 
-// The transport of a group that somebody else owns and ends. `hangs`: null, or told of all
+// The transport of a group that another object owns and ends. `hangs` is null, or is told of all
 // messages.
 class Borrowed final : public transport::Transport {
  public:
@@ -77,7 +77,7 @@ class Borrowed final : public transport::Transport {
 
   transport::Transport& group_;
   HangWatch* hangs_;
-  std::optional<HangWatch::Waiting> alone_;  // nobody waits for it
+  std::optional<HangWatch::Waiting> alone_;  // no peer waits for it
 };
 
 // Its thread may be at anything: nothing is closed or flushed.
@@ -110,7 +110,7 @@ Expected<void> guarded(const C10dGroups& groups, const std::function<Expected<vo
 elastic::Member this_member() {
   std::random_device random;
   elastic::Member member;
-  member.id.value = (std::uint64_t{random()} << 32 | random()) | 1;  // 0 is nobody
+  member.id.value = (std::uint64_t{random()} << 32 | random()) | 1;  // 0 is no process
   member.host = process::host_name();
   member.pid = ::getpid();
   return member;
@@ -218,7 +218,7 @@ Expected<transport::Transport*> C10dGroups::form(const elastic::View& next,
   c10d::GroupOptions options = options_for(next);
   options.meeting_place = meeting_place(place);
   options.meeting = std::exchange(meeting_, nullptr);
-  // Whoever is lost in the group in force never comes to the next one.
+  // A rank that is lost in the current group never comes to the next one.
   options.give_up = [&]() -> std::optional<Error> {
     if (auto lost = failure()) return lost;
     return give_up ? give_up() : std::nullopt;
@@ -278,7 +278,7 @@ Expected<void> C10dGroups::meet_again(elastic::Survivors& survivors,
     }
     return survivors.misses(call.next);
   };
-  // (Nobody has joined before all are there.)
+  // (No rank has joined before all are present.)
   DYNMO_TRY(form(call.next, call.place, give_up));
   elastic::Standing mine = standing_;
   mine.open.push_back(before);  // not all may have had the same view in force
@@ -344,7 +344,7 @@ Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
     }
     const Expected<void> met = meet_again(survivors, *call, loss.before);
     if (met) {
-      plane_->post(text_of(*call));  // for whoever was left out
+      plane_->post(text_of(*call));  // for ranks that were left out
       return elastic::Survival{call->next, call->spares};
     }
     drop(met.error());
@@ -397,8 +397,8 @@ Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>(
   if (groups.in_force() == nullptr) return done;  // has left already
   if (done.has_value()) {
     const Expected<void> left = groups.in_force()->leave();
-    // The run is done: all have done their parts, and one was lost on its way out, or has failed
-    // there by itself and says so.
+    // The run is done: all have done their parts. One was lost at its end, or failed there by
+    // itself and reports it.
     if (left.has_value() || left.error().code == ErrorCode::kPeerLost ||
         left.error().code == ErrorCode::kInternal) {
       return {};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The groups of a run whose ranks are processes: each joined through the store of the first.
+// The groups of a run whose ranks are processes. The processes of each group meet through the store
+// of its first rank.
 
 #include <chrono>
 #include <functional>
@@ -25,13 +26,13 @@
 
 namespace dynmo::train {
 
-// This process as a member that has no number yet.
+// Returns this process as a member without a number.
 [[nodiscard]] elastic::Member this_member();
 
 [[nodiscard]] c10d::MeetingPlace meeting_place(const elastic::Place& place);
 
-// Limits that follow from pipeline.timeout_s and elastic.silence_s. Where the others can go on
-// without a rank that hangs, it ends before they give up waiting for its message.
+// Limits that follow from pipeline.timeout_s and elastic.silence_s. If a run can continue without a
+// hung rank, that rank ends before the others stop waiting for it.
 struct MessageLimits {
   std::chrono::milliseconds message;
   std::chrono::milliseconds silence;
@@ -44,9 +45,9 @@ class C10dGroups final : public elastic::Groups {
   using Decorate =
       std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>;
 
-  // Joins the first group of a run, or the one that a joiner was given a place in. `decorate` wraps
-  // the transport of each. Once this rank hangs for `hang_limit`, in a group of several, its
-  // process ends with 5. Errors as join_group (c10d/c10d_transport.h).
+  // Joins the first group of a run, or the group in which a joiner has a place. `decorate` wraps
+  // the transport of each group. If this rank hangs for `hang_limit` in a group of several, its
+  // process ends with exit code 5. Returns the errors of join_group() (c10d/c10d_transport.h).
   [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(
       const c10d::GroupOptions& options, const elastic::Member& self, Decorate decorate,
       std::optional<std::chrono::milliseconds> hang_limit = {});
@@ -67,22 +68,24 @@ class C10dGroups final : public elastic::Groups {
   void watch(const elastic::View& view) override;
   [[nodiscard]] std::optional<Error> failure() const override;
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> failed_at() const override;
-  // Those that are left find each other by their control planes (elastic/survivors.h). kPeerLost
-  // where nobody goes on without some that may live, or the others have gone on without this one.
+  // Lets the surviving ranks find each other by their control planes (elastic/survivors.h). Returns
+  // kPeerLost if no rank can continue without some that may live. Also returns it if the others
+  // have continued without this one.
   [[nodiscard]] Expected<elastic::Survival> survive(const elastic::Loss& loss) override;
   [[nodiscard]] Expected<void> may_change(const elastic::View& next) override;
   [[nodiscard]] Json standing(const elastic::View& next) const override;
   [[nodiscard]] Expected<void> know(const Json& standing) override;
 
-  // Whether others may go on where this rank fails.
+  // Returns whether others may continue if this rank fails.
   [[nodiscard]] bool others_go_on() const {
     return hangs_ != nullptr && now_.group != nullptr && now_.group->size() > 1;
   }
 
-  // Lives as long as this rank waits for something that is no message of its group.
+  // Returns a mark that exists while this rank waits for something other than a message of its
+  // group.
   [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
 
-  // The group in force as c10d has it; null once this process has left.
+  // Returns the current group of c10d, or null once this process has left.
   [[nodiscard]] c10d::Group* in_force() const { return now_.group.get(); }
 
  private:
@@ -94,41 +97,41 @@ class C10dGroups final : public elastic::Groups {
   C10dGroups(c10d::GroupOptions options, elastic::Member self, Decorate decorate)
       : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
   [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options);
-  // Where the control planes of a group's ranks listen.
+  // Returns the addresses of the control planes of a group's ranks.
   [[nodiscard]] Expected<std::vector<elastic::PlanePlace>> planes_of(c10d::Group& group);
   [[nodiscard]] std::shared_ptr<elastic::ControlPlane> plane_for(int size);
   [[nodiscard]] c10d::GroupOptions options_for(const elastic::View& next) const;
-  // Forms a group of those that are left, and makes it the one in force. An error: another one is
-  // to be tried.
+  // Forms a group of the surviving ranks, and makes it the current one. After an error the caller
+  // tries another group.
   [[nodiscard]] Expected<void> meet_again(elastic::Survivors& survivors,
                                           const elastic::MeetingCall& call,
                                           const elastic::View& before);
   [[nodiscard]] elastic::Answer ask(const elastic::Member& member) const;
 
-  c10d::GroupOptions options_;  // of the first group; later ones have some in common with it
+  c10d::GroupOptions options_;  // of the first group; later ones share some with it
   elastic::Member self_;
   Decorate decorate_;
   std::unique_ptr<HangWatch> hangs_;  // null: not watched
   std::shared_ptr<elastic::ControlPlane> plane_;
-  std::future<void> closing_;  // of the group before
+  std::future<void> closing_;  // of the previous group
   Joined now_;
   std::string address_;  // of this process, in the newest group
   Joined next_;
-  std::shared_ptr<c10d::Meeting> meeting_;  // for the next one, at its first rank
+  std::shared_ptr<c10d::Meeting> meeting_;  // for the next group, at its first rank
   elastic::Standing standing_;
   std::optional<elastic::Standing> next_standing_;
   std::map<elastic::MemberId, elastic::PlanePlace> places_;  // of members of views that count
 };
 
-// Runs this process's part of a training, and then leaves the last group; an error ends the group
+// Runs this process's part of a training, and then leaves the last group. An error ends the group
 // for all. Exceptions of libtorch and failed checks become the run's error, so that the others
-// learn of it.
+// receive it.
 [[nodiscard]] Expected<void> in_groups(C10dGroups& groups,
                                        const std::function<Expected<void>()>& work);
 
-// From now on SIGTERM asks this process to leave (asked_to_leave) instead of ending it.
+// Makes SIGTERM ask this process to leave (asked_to_leave) instead of ending it.
 void leave_on_sigterm();
-// From now on SIGTERM ends this process again. Whether one came meanwhile.
+// Makes SIGTERM end this process again. Returns whether one was received meanwhile.
 [[nodiscard]] bool end_on_sigterm();
 
 }  // namespace dynmo::train

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writes a run's checkpoints while training goes on. At a checkpoint's step every rank (of the
-// first replica) copies the layers it owns (checkpoint/background_writer.h); threads write the
-// copies; when, at a later step boundary, all ranks say that their files are on the disk, rank 0's
-// thread commits them. Nobody waits for a disk unless the next checkpoint is due before the last
-// one is done, or the run ends; who waits notices the loss of a rank. A loss drops the checkpoint
-// under way: a file that a hung disk is at then holds up the next checkpoint, not the recovery.
+// Writes a run's checkpoints while training continues. At a checkpoint's step every rank (of the
+// first replica) copies the layers that it owns (checkpoint/background_writer.h). Threads write the
+// copies. At a later step boundary all ranks report that their files are on the disk. Then rank 0's
+// thread commits them.
 //
-// A checkpoint that cannot be written stops nothing: a line says why and which one is still good,
-// and the next one is tried as if nothing had happened.
+// Ranks wait for a disk only at the end of the run, or if the next checkpoint is due too early. A
+// waiting rank notices the loss of a rank. A loss drops the checkpoint in progress. So a file on a
+// hung disk delays the next checkpoint, not the recovery.
+//
+// A checkpoint that cannot be written does not end the run. A line gives the reason and the last
+// good one, and the next one is tried as usual.
 
 #include <cstdint>
 #include <filesystem>
@@ -28,47 +30,49 @@
 
 namespace dynmo::train {
 
-// The writer of this rank's files, which outlives the group in which they were begun.
+// Returns the writer of this rank's files, which outlives the group in which they were begun.
 [[nodiscard]] std::shared_ptr<checkpoint::BackgroundWriter> checkpoint_writer(
     const config::Config& config);
 
-enum class Waiting { kNever, kAlways };  // kAlways: start() returns when it is written or failed
+enum class Waiting { kNever, kAlways };  // kAlways: start() waits for its checkpoint
 
-// The totals of a run's checkpoints; equal on all ranks but for `pause_s`.
+// The totals of a run's checkpoints. They are equal on all ranks except for `pause_s`.
 struct CheckpointTotals {
   int written = 0;
   int failed = 0;
-  double pause_s = 0;  // this rank's training stood still for them
+  double pause_s = 0;  // pause of this rank's training for them
 };
 
-// All ranks of the group call the same functions at the same step boundaries. Errors returned are
-// the transport's, and final; those of the disk are notes.
+// All ranks of the group call the same functions at the same step boundaries. Returned errors are
+// those of the transport, and final. Errors of the disk are notes.
 class Checkpointer {
  public:
-  // `config` and `transport` outlive it. Writes to run_directory/checkpoints.
+  // Writes to run_directory/checkpoints. `config` and `transport` outlive it.
   Checkpointer(transport::Transport& transport, transport::Tag tag,
                const std::filesystem::path& run_directory, const config::Config& config,
                std::shared_ptr<checkpoint::BackgroundWriter> writer, TensorName name,
                Waiting waiting, DataIdentity data = {});
-  ~Checkpointer();  // drops the one under way
+  ~Checkpointer();  // drops a checkpoint in progress
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  // Begins the checkpoint of the pipeline's state as it is now; waits for the one under way.
+  // Begins the checkpoint of the pipeline's current state. First waits for a checkpoint in
+  // progress.
   [[nodiscard]] Expected<void> start(const runtime::Pipeline& pipeline);
-  // Goes on with what is under way, if all ranks are ready to; a message of one byte a rank if
-  // something is, nothing otherwise.
+  // Continues a checkpoint in progress, if all ranks are ready. Sends a message of one byte a rank
+  // if there is one, else none.
   [[nodiscard]] Expected<void> poll() { return timed_advance(Waiting::kNever); }
-  // Waits for the one under way.
+  // Waits for the checkpoint in progress.
   [[nodiscard]] Expected<void> finish() { return timed_advance(Waiting::kAlways); }
 
   [[nodiscard]] bool active() const { return now_.phase != Phase::kIdle; }
-  // This rank's disk is still at a file of a checkpoint that was dropped: start() would wait.
+  // Returns whether this rank's disk still writes a file of a dropped checkpoint. Then start()
+  // would wait.
   [[nodiscard]] bool writes_dropped() const { return writer_->writes_dropped(); }
   [[nodiscard]] const CheckpointTotals& totals() const { return totals_; }
-  // Why the newest attempt failed; none if it did not.
+  // Returns why the newest attempt failed, or none if it did not.
   [[nodiscard]] const std::optional<Error>& failure() const { return failure_; }
-  // Lines for people, on rank 0, since the last call.
+  // Returns lines for the user, on rank 0, since the last call.
   [[nodiscard]] std::vector<std::string> take_notes();
 
  private:
@@ -79,7 +83,8 @@ class Checkpointer {
     std::filesystem::path pending = {};
     Json state = {};
   };
-  struct Found {  // rank 0's thread writes it; it is read when that has finished, if ever
+  // Rank 0's thread writes it. It is read after the thread has finished, if ever.
+  struct Found {
     std::string still_good = {};
     std::string not_removed = {};
   };
@@ -87,7 +92,8 @@ class Checkpointer {
   [[nodiscard]] Expected<void> timed_advance(Waiting waiting);
   [[nodiscard]] Expected<void> advance(Waiting waiting);
   [[nodiscard]] Expected<bool> all_ready();
-  // Every rank's text or its error; the first error, with its rank's number, becomes failure_.
+  // Exchanges every rank's text or its error. The first error, with its rank's number, becomes
+  // failure_.
   [[nodiscard]] Expected<std::vector<std::string>> exchange(const Expected<std::string>& mine);
   [[nodiscard]] Expected<void> commit();
   void give_up();

@@ -195,11 +195,11 @@ Error Elasticity::stop(const elastic::BoundaryDecision& decision, const GroupRun
                     config_.train.steps, *decision.stop);
 }
 
-// The other ranks wait for the leader's hooks in short rounds: the wait for one message is limited
-// by pipeline.timeout_s, which need not be as long as a hook may take.
+// Lets the other ranks wait for the leader's hooks in short rounds. The wait for one message is
+// limited by pipeline.timeout_s, which may be shorter than a hook.
 Expected<void> Elasticity::finish() {
   std::atomic<bool> lost{false};
-  // Whoever asks a process to leave kills it some time later.
+  // The program that asks a process to leave kills it some time later.
   const bool asked = groups_.asked_to_leave();
   const auto hurry = [&] { return lost || (!asked && groups_.asked_to_leave()); };
   std::future<elastic::BoundaryEvents> hooks;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The work of a rank of an elastic run between two steps: it exchanges what the ranks are asked
-// for, has SizeChanges (elastic/size_changes.h) decide, moves layers away from ranks that leave and
-// passes from one group to the next (regrouping.h).
+// The work of a rank of an elastic run between two steps. It exchanges the requests to all ranks,
+// and lets SizeChanges (elastic/size_changes.h) decide. It moves layers away from ranks that leave,
+// and changes from one group to the next (regrouping.h).
 
 #include <cstdint>
 #include <functional>
@@ -24,10 +24,10 @@
 
 namespace dynmo::train {
 
-// Called by all ranks of the group in force, the same calls with equal arguments.
+// All ranks of the current group make the same calls with equal arguments.
 class Elasticity {
  public:
-  // All outlive it.
+  // Refers to all arguments, which outlive it.
   Elasticity(elastic::Groups& groups, const config::Config& config, const Inputs& inputs)
       : groups_(groups),
         config_(config),
@@ -35,51 +35,56 @@ class Elasticity {
         changes_(size_options(config)),
         regrouping_(groups, config, inputs, changes_) {}
 
-  // Called by a run's first ranks. The first of them leads: it opens the control endpoint.
+  // Starts a run with its first ranks. The first of them is the leader, which opens the control
+  // endpoint.
   [[nodiscard]] Expected<void> begin();
-  // Called by those that have survived a loss, in the group that they have formed. `led`: of a rank
-  // that has led before the loss; its clients are told to ask again. `next_member`: the lowest
-  // number that no rank had.
+  // Starts again with the ranks that have survived a loss, in their new group. `led` is the leader
+  // object of a rank that was leader before the loss. Its clients are told to ask again.
+  // `next_member` is the lowest unused member number.
   [[nodiscard]] Expected<void> begin_again(const elastic::View& survivors,
                                            std::unique_ptr<elastic::Leader> led, int next_member);
-  // The leader outlives a loss, where this rank leads.
+  // Returns the leader object, which outlives a loss, if this rank is the leader.
   [[nodiscard]] std::unique_ptr<elastic::Leader> take_leader() { return std::move(leader_); }
-  // Called by a process that joins: opens its part of the group in which it was given a place. It
-  // is a rank of the run once join() has returned.
+  // Opens a joining process's part of the group in which it has a place. It is a rank of the run
+  // once join() has returned.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);
   [[nodiscard]] Expected<void> join(GroupRun& group);
 
-  // Called after each step. `run` is the history of the run where this rank leads.
+  // Observes a step. Call it after each step. `run` is the history of the run if this rank is the
+  // leader.
   void observe(const runtime::StepReport& report, const GroupRun& group,
                const observe::RunHistory& run);
-  // Whether this rank has something to tell (RunLane::asks).
+  // Returns whether this rank has a request or news for all ranks (RunLane::asks).
   [[nodiscard]] bool asks() const;
-  // Returns what to do before the next step; `asked`: a rank had something to tell.
+  // Returns the action before the next step. `asked` is true if asks() was true on a rank.
   [[nodiscard]] Expected<elastic::BoundaryDecision> next(GroupRun& group, bool asked);
   void defer(elastic::SizeChange change) { changes_.defer(std::move(change)); }
-  // Answers who waits for a checkpoint, unless one is under way.
+  // Answers clients that wait for a checkpoint, unless one is in progress.
   void answer_checkpoints(const GroupRun& group);
-  // Takes all layers from the ranks that leave. False: it cannot be done, and nothing has changed.
+  // Moves all layers away from the ranks that leave. Returns false if that is impossible, and then
+  // nothing has changed.
   [[nodiscard]] Expected<bool> prepare(const elastic::SizeChange& change, GroupRun& group);
-  // From the group to the next one.
+  // Changes from the group to the next one.
   [[nodiscard]] Expected<Regrouped> change(const elastic::SizeChange& change,
                                            std::unique_ptr<GroupRun> group, const RunLane& lane);
-  // The run was stopped: the error that it ends with. `finished`: how its last files went.
+  // Stops the run and returns its error. `finished` is the result of writing its last files.
   [[nodiscard]] Error stop(const elastic::BoundaryDecision& decision, const GroupRun& group,
                            const Expected<void>& finished);
-  // The run ends: releases that no hook was called for yet are called for, in bounded time.
+  // Ends the run. Calls the hook for the remaining releases, in bounded time.
   [[nodiscard]] Expected<void> finish();
 
-  // A loss has ended a change: what the rank had in it; nothing where none was under way.
+  // Returns the rank's state from a change that a loss has ended, or an empty state if there was
+  // none.
   [[nodiscard]] runtime::RankState take_state() { return regrouping_.take_state(); }
-  // Has each event since the last call written, and then answers its client, who may read it.
+  // Calls `write` for each event since the last call. Then answers the event's client, which may
+  // read it.
   void tell_events(const std::function<void(const elastic::BoundaryEvent&)>& write);
 
-  // Whether a loss now leaves it unclear which ranks are in the run.
+  // Returns whether a loss now would make it unclear which ranks are in the run.
   [[nodiscard]] bool is_changing() const { return regrouping_.is_taking(); }
   [[nodiscard]] bool leads() const { return leader_ != nullptr; }
   [[nodiscard]] transport::Transport& group() { return groups_.group(); }
-  // The members of the group in force.
+  // Returns the members of the current group.
   [[nodiscard]] const elastic::View& view() const { return regrouping_.view(); }
   [[nodiscard]] elastic::Member self() const;
 

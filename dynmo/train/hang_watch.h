@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Ends a rank whose training hangs, so that the others can go on without it: its control plane
-// would beat for ever. A rank hangs that neither waits for another one nor has sent or received
-// anything for a given time; whoever waits for a message may wait for one that hangs.
+// Ends a rank whose training hangs, so that the others can continue without it. Its control plane
+// alone would send heartbeats forever. A rank hangs if it has not sent, received or waited for a
+// message for a given time. A waiting rank does not hang: its peer may.
 
 #include <atomic>
 #include <chrono>
@@ -14,16 +14,16 @@
 
 namespace dynmo::train {
 
-// One thread trains: it calls all but the constructor and the destructor.
+// One thread trains. It calls all functions except the constructor and the destructor.
 class HangWatch {
  public:
-  // `end` is called once, by a thread of the watch's own, when nothing has moved for `limit`. Time
-  // in which that thread was not run does not count: the whole process may have been stopped.
+  // Calls `end` once, on its own thread, if training makes no progress for `limit`. Time in which
+  // that thread did not run does not count, because the whole process may have been stopped.
   HangWatch(std::chrono::milliseconds limit, std::function<void()> end);
 
   void moves() { moves_.fetch_add(1, std::memory_order_relaxed); }
 
-  // The thread does not hang while one lives.
+  // While an object of this class exists, the rank does not hang.
   class Waiting {
    public:
     explicit Waiting(HangWatch* watch) : watch_(watch) {
@@ -47,7 +47,7 @@ class HangWatch {
 
   std::atomic<std::uint64_t> moves_{0};
   std::atomic<int> waits_{0};
-  std::jthread thread_;  // last: it uses the above
+  std::jthread thread_;  // last: it uses the members above
 };
 
 }  // namespace dynmo::train

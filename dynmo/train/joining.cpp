@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kConnect{5000};
 constexpr std::chrono::milliseconds kAnswer{60000};  // it may have to read its data first
 // A place comes when the run takes the newcomer in, which may be never.
 constexpr std::chrono::hours kStandby{24 * 365};
-constexpr std::chrono::seconds kNextLeader{10};  // to lead, after the one before was killed
+constexpr std::chrono::seconds kNextLeader{10};  // to lead, after the previous leader was killed
 constexpr std::chrono::milliseconds kLook{50};
 constexpr std::chrono::milliseconds kJoinTime{20000};
 constexpr int kTries = 3;
@@ -55,8 +55,8 @@ Expected<elastic::Reply> ask(const elastic::ControlEndpoint& where, const elasti
   return hear(leader, kAnswer);
 }
 
-// A folder that merely has the name of the run's would get records that nobody looks for, and the
-// files of a leader that nobody finds.
+// Checks that this folder is the run's. A folder with the same name elsewhere would get records,
+// and the files of a leader, that are never found.
 Expected<void> check_is_here(const std::string& folder, const elastic::ControlEndpoint& where) {
   const auto secret = elastic::read_secret(elastic::secret_path(folder));
   if (secret && elastic::same_secret(*secret, where.secret)) return {};
@@ -87,7 +87,7 @@ Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
   return config;
 }
 
-// Waits until the run gives it a place, with whoever leads: `where` follows.
+// Waits until the run gives it a place, with any leader: `where` follows the leader.
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
                                   const Reporter& reporter, elastic::ControlEndpoint& where,
                                   LineClient& leader) {

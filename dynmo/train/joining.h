@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// `dynmo train --join`: a process that comes to a run that goes on, shows what it is, waits,
-// and becomes a rank when the run takes it.
+// `dynmo train --join`: a process comes to an active run, describes itself and waits. It becomes a
+// rank when the run accepts it.
 
 #include <functional>
 #include <string>
@@ -16,16 +16,16 @@ namespace dynmo::train {
 
 struct JoinOptions {
   std::string run;          // folder of the run, or HOST:PORT of its leader
-  std::string secret_file;  // "": RUN/secret; wanted with HOST:PORT
-  // The newcomer's own setting: where the data lies here. Other settings are the run's.
+  std::string secret_file;  // "": RUN/secret; required with HOST:PORT
+  // Path of the data on this host, the joiner's only own setting. Other settings are the run's.
   std::string data;
 };
 
-// Trains as a rank until the run ends or releases it. kBadInput: no such run, or the leader refuses
-// it, in one line. kPeerLost: the run ended first.
+// Trains as a rank until the run ends or releases it. Returns kBadInput, in one line, if there is
+// no such run or the leader refuses it. Returns kPeerLost if the run ended first.
 [[nodiscard]] Expected<void> join_run(const JoinOptions& join, const RankProcess& process);
 
-// Whether the leader of an elastic run answers whose folder on this host is `run`.
+// Returns whether an elastic run is active in the folder `run` on this host.
 [[nodiscard]] bool run_goes_on(const std::string& run);
 
 }  // namespace dynmo::train

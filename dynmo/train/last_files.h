@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The files that a run writes when it has ended: its trace, and what its layers cost. They are
-// about a run that is done: one that could not be written is a line for people.
+// The files that a run writes at its end: its trace, and the costs of its layers. The run is done
+// by then. So a file that cannot be written is a line for the user, not an error.
 
 #include <string>
 #include <vector>
@@ -15,7 +15,8 @@
 
 namespace dynmo::train {
 
-// Called by all ranks of the last group, whose logs are closed. Returns the lines.
+// Writes the files. All ranks of the last group call it after closing their logs. Returns the lines
+// for the user.
 [[nodiscard]] Expected<std::vector<std::string>> write_last_files(transport::Transport& group,
                                                                   const GroupRun& part,
                                                                   const RunLog& log,

@@ -7,7 +7,7 @@
 
 namespace dynmo::train {
 
-// Returns what the load trace has of a step that the pipeline has just done.
+// Returns the data for the load trace of a step that the pipeline has just done.
 [[nodiscard]] inline observe::LoadTraceWriter::Step load_trace_step(
     const runtime::StepReport& report, const runtime::Pipeline& pipeline) {
   return {.step = report.step,

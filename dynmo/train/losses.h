@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The losses of ranks that a run has survived decide when it gives up on a step, and when others
-// are started for those that are gone.
+// The losses of ranks that a run has survived. They decide when the run stops repeating a step, and
+// when replacements for lost ranks are started.
 
 #include <chrono>
 #include <cstdint>
@@ -16,36 +16,40 @@
 
 namespace dynmo::train {
 
-// Names a loss before the ranks know each other, with which the run ends: those that know the
-// others by then may be too few. Other errors stay as they are.
+// Rewords a loss that happened before the ranks know each other. Such a loss ends the run, because
+// the ranks that know the others may be too few. Returns other errors unchanged.
 [[nodiscard]] Error named_as_early(const Error& why);
 
 class Losses {
  public:
   explicit Losses(const config::Config::Elastic& config) : respawns_(config.respawn) {}
 
-  // kBadInput: elastic.respawn, where `dynmo train` has not started the ranks.
+  // Checks elastic.respawn. Returns kBadInput if it is set but `dynmo train` has not started the
+  // ranks.
   [[nodiscard]] Expected<void> check_respawn() const;
-  // Losses by the number of steps that were done before, as long as no loss came after more steps:
-  // a step that fails may do so a little before its end, or a little after.
+  // Losses by the number of steps done before them. A loss after more steps removes the earlier
+  // entries. (Ranks may notice the loss of a step a little before or after its end.)
   using Counts = std::map<std::int64_t, int>;
-  // Adds one after `reached` steps to what ranks know; newcomers do not know all.
+  // Merges the counts of all ranks, since newcomers do not have all. Then adds a loss after
+  // `reached` steps.
   [[nodiscard]] static Counts with_another(const std::vector<Counts>& known, std::int64_t reached);
   [[nodiscard]] const Counts& counts() const { return counts_; }
-  // All ranks know this of a new loss alike. kPeerLost where there are too_many().
+  // Sets the counts after a new loss, which are equal on all ranks. Returns kPeerLost if
+  // too_many().
   [[nodiscard]] Expected<void> note(Counts now, const Error& why);
-  // The same step was lost three times: no rank tries it once more.
+  // Returns whether the same step was lost three times. Then no rank repeats it.
   [[nodiscard]] bool too_many() const;
-  // So many ranks are missing from now on: later, the more losses there were lately.
+  // Notes that `ranks` ranks are missing. Starting others is delayed longer after several recent
+  // losses.
   void will_respawn(int ranks);
-  // Between two steps: has the missing ranks started, if this is the rank that leads and it is
-  // time; a line for people.
+  // Starts the missing ranks between two steps, if this rank is the leader and the delay has
+  // passed. Returns a line for the user.
   [[nodiscard]] std::optional<std::string> respawn(bool leads);
 
  private:
   bool respawns_;
   Counts counts_;
-  int missing_ = 0;  // ranks that are to be started
+  int missing_ = 0;  // ranks to start
   int lately_ = 0;   // losses that each came soon after another
   std::chrono::steady_clock::time_point newest_ = {};
   std::chrono::steady_clock::time_point respawn_at_ = {};

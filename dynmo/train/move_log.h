@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tells people of every move: a line when layers move, and one of what it has gained once three
-// steps ran under the new plan. One thread.
+// Reports every move to the user. One line follows when layers move, and one with the gain after
+// three steps under the new plan. One thread uses it.
 
 #include <cstdint>
 #include <deque>
@@ -17,7 +17,7 @@ namespace dynmo::train {
 
 class MoveLog {
  public:
-  // The lines of a step that ran under `plan`, each about the run `name`.
+  // Returns the lines for a step that ran under `plan`, each about the run `name`.
   [[nodiscard]] std::vector<std::string> add(const std::string& name,
                                              const runtime::StepReport& report,
                                              const plan::Plan& plan);
@@ -30,16 +30,16 @@ class MoveLog {
     bool work_changed = false;  // at the same step
   };
 
-  // The decision to a move, from the step that it was made before until the plan is in force.
+  // A decision to move whose plan is not yet in force.
   struct Begun {
     double predicted_gain = 0;
     std::string reason;
     bool work_changed = false;
   };
 
-  std::deque<double> step_s_;  // newest under one plan, without the balancing itself
+  std::deque<double> step_s_;  // newest under one plan, without the time of balancing
   std::optional<Begun> begun_;
-  std::optional<Move> move_;  // whose gain is not known yet
+  std::optional<Move> move_;  // its gain is not known yet
 };
 
 }  // namespace dynmo::train

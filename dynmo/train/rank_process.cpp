@@ -13,6 +13,7 @@
 #include "dynmo/c10d/nccl_transport.h"
 #include "dynmo/core/check.h"
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/observe/table.h"
 #include "dynmo/process/launcher.h"
 #include "dynmo/process/processors.h"
 #include "dynmo/process/rank_environment.h"
@@ -33,7 +34,7 @@ Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
   return lock_run(options);
 }
 
-// Ranks that somebody else has started meet where that says.
+// Checks that ranks that another program has started meet where it says.
 Expected<void> check_meets_elsewhere(const config::Config& config) {
   if (own_meeting_address(config).empty() || std::getenv(kLockedByLauncher) != nullptr) return {};
   return make_error(ErrorCode::kBadInput,
@@ -42,15 +43,11 @@ Expected<void> check_meets_elsewhere(const config::Config& config) {
                     config.elastic.listen);
 }
 
-// Says that -n asks for other ranks than have been started elsewhere; empty where it does not.
-std::string not_counted(const config::Config& config, const process::RankEnvironment& environment) {
+// Whether the config asks for other ranks than have been started elsewhere.
+bool asks_for_others(const config::Config& config, const process::RankEnvironment& environment) {
   const std::int64_t asked = config.pipeline.ranks * config.pipeline.replicas;
   const bool same = config.pipeline.ranks == 0 || asked == environment.size;
-  if (same || std::getenv(kLockedByLauncher) != nullptr) return "";
-  return fmt::format(
-      "ranks    {} of the launcher: pipeline.ranks = {} (-n) counts ranks that `dynmo train` "
-      "starts",
-      environment.size, config.pipeline.ranks);
+  return !same && std::getenv(kLockedByLauncher) == nullptr;
 }
 
 Expected<void> check_meets_here(const std::string& address) {
@@ -66,6 +63,17 @@ Expected<void> check_meets_here(const std::string& address) {
 Expected<bool> is_rank_process() {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
   return environment.has_value();
+}
+
+Expected<void> check_asked_ranks(const config::Config& config) {
+  DYNMO_ASSIGN(const auto environment, process::rank_environment());
+  if (!environment || !asks_for_others(config, *environment)) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "-n (pipeline.ranks) is {}, but a launcher has started {} (RANK is set), and "
+                    "-n counts what `dynmo train` starts: wanted no -n, or a launcher that starts "
+                    "{}",
+                    config.pipeline.ranks, observe::format_count(environment->size, "rank"),
+                    config.pipeline.ranks * config.pipeline.replicas);
 }
 
 Expected<void> run_rank(const RankProcess& process) {
@@ -102,8 +110,12 @@ Expected<void> run_rank(const RankProcess& process) {
         fmt::format("{}: activations and gradients pass {}", device.str(),
                     nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
   }
-  const std::string note = not_counted(train_options.config, *environment);
-  if (environment->rank == WorldRank(0) && !note.empty()) process.reporter.line(note);
+  if (environment->rank == WorldRank(0) && asks_for_others(train_options.config, *environment)) {
+    process.reporter.line(
+        fmt::format("ranks    {} of the launcher: pipeline.ranks = {} counts ranks that `dynmo "
+                    "train` starts",
+                    environment->size, train_options.config.pipeline.ranks));
+  }
   const Expected<void> done = in_groups(*groups, [&]() -> Expected<void> {
     DYNMO_ASSIGN(const RunLocks locks, locks_of(environment->rank, train_options));
     DYNMO_TRY(train(*groups, train_options, process.reporter));

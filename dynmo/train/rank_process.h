@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A training run as processes: what one rank's process does from its environment to its end, and
-// how a launcher starts them. Shared by the command line and by programs of the user's own.
+// A training run as processes. Here are the work of one rank's process from start to end, and the
+// launcher of all ranks. The command line and programs of users share it.
 
 #include <functional>
 #include <memory>
@@ -20,33 +20,38 @@ namespace dynmo::train {
 struct RankProcess {
   TrainOptions options;
   Reporter reporter;  // rank 0's text
-  // Wraps the rank's transport, for tests: faults at scripted messages.
+  // Wraps the rank's transport, for tests with faults at scripted messages.
   std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>
       decorate = {};
 };
 
-// Whether somebody has started this process as a rank (RANK and WORLD_SIZE are set). kBadInput for
-// a broken environment.
+// Returns whether this process was started as a rank (RANK and WORLD_SIZE are set). Returns
+// kBadInput for a broken environment.
 [[nodiscard]] Expected<bool> is_rank_process();
 
-// Refuses a config that is not valid, or whose replicas do not divide the ranks, at once; else
-// joins the group of the environment, trains, and leaves the group or ends it for all. One thread
-// of tensor operations. The caller prints the error and ends the process by c10d::quit.
+// Returns kBadInput if a flag has set pipeline.ranks, and a launcher has started another number of
+// ranks.
+[[nodiscard]] Expected<void> check_asked_ranks(const config::Config& config);
+
+// Trains as a rank. First refuses a config that is not valid, or whose replicas do not divide the
+// ranks. Then joins the group of the environment, trains, and leaves the group, or ends it for all
+// after an error. Uses one thread for tensor operations. The caller prints the error and ends the
+// process by c10d::quit.
 [[nodiscard]] Expected<void> run_rank(const RankProcess& process);
 
-// Ranks of one replica, for a valid config: pipeline.ranks; where that is 0 min(4, usable cores of
-// each replica), at least 2 (with several replicas 1).
+// Returns the ranks of one replica, for a valid config: pipeline.ranks. If that is 0, it is min(4,
+// usable cores of each replica), and at least 2 (with several replicas 1).
 [[nodiscard]] int ranks_to_start(const config::Config& config);
 
-// dry_run (run.h) for the ranks that `launch` would start, or that somebody has started: then
-// rank 0 has the text, the others have an empty one. On the ranks of `cluster` where there is one,
-// which are as many; on one host without.
+// Returns the text of dry_run() for the ranks that launch() would start. In a process that was
+// started as a rank, rank 0 gets the text, and the others get "". The ranks are those of `cluster`,
+// which has the same number. Without a cluster they are on one host.
 [[nodiscard]] Expected<std::string> dry_run_text(const TrainOptions& options,
                                                  const std::optional<cost::Cluster>& cluster);
 
-// Checks the inputs once for all ranks, then runs `command` as that many ranks of this host for
-// each replica until all have ended. Returns the exit code of the run. `late_command` joins the run
-// (joining.h), where `dynmo ctl RUN grow` asks for more ranks.
+// Checks the inputs once for all ranks. Then runs `command` for each rank of each replica on this
+// host, until all have ended. Returns the exit code of the run. `late_command` joins the run
+// (joining.h) after `dynmo ctl RUN grow` has asked for more ranks.
 [[nodiscard]] Expected<int> launch(const TrainOptions& options,
                                    const std::vector<std::string>& command,
                                    const std::vector<std::string>& late_command = {});

@@ -104,7 +104,7 @@ Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
   const Expected<void> mine = place ? form(attempt, *place) : Expected<void>(place.error());
   if (!mine) {
     take_back();
-    groups_.drop(mine.error());  // nobody waits for this rank there
+    groups_.drop(mine.error());  // no rank waits for this one there
   }
   elastic::JobFile next;
   DYNMO_ASSIGN(const std::string fault, vote(attempt, mine, next));
@@ -230,8 +230,8 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
                                        const elastic::JobFile& next) {
   Regrouped& result = attempt.result;
   result.done = true;
-  // The files name the next leader, and it tells of the next group, before the one that leaves
-  // stops to listen.
+  // The files name the next leader, and it reports the next group, before the leaving one stops
+  // listening.
   if (attempt.next_leader) attempt.next_leader->set_group(attempt.view, attempt.plan);
   const Expected<void> published =
       attempt.next_leader ? attempt.next_leader->publish() : Expected<void>();
@@ -318,8 +318,8 @@ Expected<void> Regrouping::join(GroupRun& group) {
       ->wait();
 }
 
-// The first rank, which was there before, tells the newcomers who and where all are, and what they
-// need in order to decide as the others do.
+// Opens a group. The first rank, an old one, sends the newcomers the members, their addresses, and
+// the state that they need to make the same decisions.
 Expected<std::string> Regrouping::open_group(transport::Transport& group, const RunLane& lane,
                                              elastic::View& view, plan::Plan& plan) {
   const bool is_new = plan.stages.empty();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writes the text of a run for people: the progress line while it runs, the summary at its end.
+// The text of a run for the user: the progress line while it runs, and the summary at its end.
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@
 
 namespace dynmo::train {
 
-// Step, loss, tokens/s of every run (over the last steps), imbalance, bubble, plan.
+// Returns step, loss, tokens/s of every run (over the last steps), imbalance, bubble, plan.
 [[nodiscard]] std::string progress_line(std::int64_t step, std::int64_t steps,
                                         const std::vector<const observe::RunHistory*>& runs,
                                         const plan::Plan& plan);
@@ -23,8 +23,8 @@ struct Report {
   std::vector<std::string> lines;
   Json summary;  // "dynmo-summary-1"
 };
-// `known` gives names and bytes of the layers, `given` what they cost where that is known. The
-// first of two runs is the baseline.
+// Makes the report of one run or two. `known` has names and bytes of the layers, and `given` their
+// costs if known. The first of two runs is the baseline.
 [[nodiscard]] Expected<Report> make_report(const std::vector<const observe::RunHistory*>& runs,
                                            const cost::ModelCost& known, const GivenCosts& given,
                                            const config::Config& config, int ranks);

@@ -156,11 +156,12 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
   RunLog& log = *lane.log;
   if (group_.leads && elasticity_ && elasticity_->self().number > 0) DYNMO_TRY(log.lead());
   log.start(load_trace_start(begin.first, config_of(lane)));
-  log.event("start", done_.first,
-            {{"plan", plan::to_json(begin.first.plan)},
-             {"ranks", world().size()},
-             {"steps", config().train.steps},
-             {"micro_batches", config_of(lane).batch.micro_batches}});
+  Json about = {{"plan", plan::to_json(begin.first.plan)},
+                {"ranks", world().size()},
+                {"steps", config().train.steps},
+                {"micro_batches", config_of(lane).batch.micro_batches}};
+  if (!options_.program.empty()) about["program"] = options_.program;
+  log.event("start", done_.first, about);
   if (elasticity_) note_members();
   lane.traffic->begin(*lane.group);
   return {};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A whole training run as one rank sees it: data, first plan, steps, validation, records,
-// checkpoints, summary. With `compare` it advances several runs of the same training in turn, step
-// by step, so that a noisy machine treats them alike.
+// A whole training run on one rank: data, first plan, steps, validation, records, checkpoints,
+// summary. With `compare` it advances several runs of the same training in turn, step by step. So a
+// noisy machine affects them equally.
 
 #include <functional>
 #include <string>
@@ -16,18 +16,17 @@
 
 namespace dynmo::train {
 
-// Called by all ranks of the group with equal options. Requires at::set_num_threads(1) or the same
-// number on all.
+// Trains. All ranks of the group call it with equal options. Requires the same
+// at::set_num_threads() on all ranks, usually 1.
 [[nodiscard]] Expected<void> train(transport::Transport& transport, const TrainOptions& options,
                                    const Reporter& reporter = {});
 
-// The same of a run whose groups may change (elastic.enabled). A rank that leaves returns when its
-// part is done; kInterrupted where the run was stopped, after a checkpoint.
+// Like train(), for a run whose groups may change (elastic.enabled). A rank that leaves returns
+// when its part is done. Returns kInterrupted if the run was stopped, after a checkpoint.
 [[nodiscard]] Expected<void> train(elastic::Groups& groups, const TrainOptions& options,
                                    const Reporter& reporter = {});
-// Entry point of a joining process, in the group to which it was admitted. `options` are those of
-// the run. `taken` is called when it is a rank of the run: an error before that is none of the
-// run's.
+// Trains as a joining process, in the group to which it was admitted. `options` are those of the
+// run. `taken` is called when it becomes a rank. An earlier error does not affect the run.
 [[nodiscard]] Expected<void> join(elastic::Groups& groups, const TrainOptions& options,
                                   const Reporter& reporter, const std::function<void()>& taken);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A training run as one rank sees it: it begins, trains and finishes, and after a loss begins again
-// with the ranks that are left. Its functions are in run.cpp, run_steps.cpp and surviving.cpp.
+// A training run on one rank. It begins, trains and finishes, and after a loss begins again with
+// the surviving ranks. Its functions are in run.cpp, run_steps.cpp and surviving.cpp.
 
 #include <algorithm>
 #include <chrono>
@@ -46,7 +46,7 @@ inline Expected<void> wait_for_all(transport::Transport& transport) {
 
 class Run {
  public:
-  // `groups`: null where nobody asks a process to leave.
+  // Prepares a run. `groups` is null if no process can be asked to leave.
   Run(transport::Transport& group, elastic::Groups* groups, const TrainOptions& options,
       const Reporter& reporter, Inputs inputs)
       : options_(options),
@@ -64,8 +64,8 @@ class Run {
 
   Expected<void> run();
 
-  // Called by a process that joins a run, in the group in which it was given a place. What may go
-  // wrong with it alone comes before the others count on it.
+  // Enters a run as a joining process, in the group in which it has a place. Steps that only this
+  // process can fail come before the others depend on it.
   Expected<void> join(const std::function<void()>& taken);
 
  private:
@@ -73,10 +73,10 @@ class Run {
     TrainOptions options;
     Inputs inputs;
   };
-  // One of the runs that advance in turn: what lives as long as it, and its part of the group.
+  // One of the runs that advance in turn, with its part of the group.
   struct Lane {
     std::string name;
-    // Null where the model is that of the options.
+    // Null if the model is that of the options.
     std::unique_ptr<const OtherModel> other = {};
     RunLane settings;
     std::optional<RunLog> log;
@@ -84,15 +84,14 @@ class Run {
     std::optional<TrafficIntervals> traffic;
   };
 
-  // The group in force.
+  // The current group.
   struct Group {
     transport::Transport* all = nullptr;
     std::optional<transport::Grid> grid = {};  // none: between two groups
-    bool leads = false;                        // this is its rank 0, which speaks for the run
-    bool alone = false;                        // there is none: it did not meet the others again
+    bool leads = false;                        // this is its rank 0, which prints for the run
+    bool alone = false;                        // no group: it did not meet the others again
   };
-  // Those of the run's folder. Those of a rank that has led before are free when its process has
-  // ended.
+  // The locks of the run's folder. Those of an earlier leader are free after its process has ended.
   struct Locks {
     bool wanted = false;
     RunLocks held = {};
@@ -106,23 +105,24 @@ class Run {
     }
   };
   struct Done {
-    std::int64_t first = 0;     // step of this group, or after a loss of what is repeated
+    std::int64_t first = 0;     // first step of this group, or after a loss the first repeated one
     std::int64_t steps = 0;     // of the run
     Generation generation = 0;  // of the newest plan
     int members = 0;            // the numbers of all ranks so far are below it
   };
-  // From a loss until the run is whole again, which may take more than one recovery.
+  // State from a loss until the run is whole again, which may take more than one recovery.
   struct Recovering {
     elastic::View before;    // the members before the first loss
-    elastic::View numbered;  // those whose positions the controller knows
+    elastic::View numbered;  // the controller's ranks are their positions
     std::vector<elastic::MemberId> spares = {};
   };
   struct Recovery {
     Error why;
-    std::string_view from = {};  // for people
-    bool whole = false;          // all is done
-    std::int64_t reached = 0;    // steps done before the loss, by any rank that is left
+    std::string_view from = {};  // for the user
+    bool whole = false;          // all steps are done
+    std::int64_t reached = 0;    // most steps done before the loss, by any survivor
     Json ms = {};                // by phase
+    std::optional<control::Decision> decision = {};  // none: the run has begun again
     std::chrono::steady_clock::time_point phase = std::chrono::steady_clock::now();
 
     void end_phase(const char* name) {
@@ -147,7 +147,7 @@ class Run {
   void say(std::string_view text) const {
     if (first_rank()) reporter_.line(text);
   }
-  // The rank that speaks for the run says it; the others end with the same error.
+  // Prints the message if this rank is the first. The others end with the same error.
   Error say_stopped(Error why) const {
     if (why.code == ErrorCode::kInterrupted) say(why.message);
     return why;
@@ -170,7 +170,7 @@ class Run {
     return lane.group == nullptr ? held_ : lane.group->pipeline().state();
   }
 
-  // run.cpp: how it begins and ends.
+  // Functions of run.cpp: the beginning and the end.
   Expected<void> begin();
   RunLane settings_of(const std::string& name, int number) const;
   Lane& add_lane(const std::string& name, std::unique_ptr<const OtherModel> other);
@@ -178,40 +178,42 @@ class Run {
   Expected<RunLog> open_log(const std::string& name, RunLog::Keeps keeps) const;
   Expected<std::unique_ptr<GroupRun>> open_group(const Lane& lane, const Start& begin);
   Expected<void> write_config() const;
-  // The ranks of the group in force, for `dynmo plan --cluster`. A run goes on without the file.
+  // Writes the ranks of the current group, for `dynmo plan --cluster`. The run continues if that
+  // fails.
   void write_cluster() const;
   void say_start() const;
   Expected<void> finish();
   Expected<void> finish(Lane& lane);
   Expected<void> report();
 
-  // run_steps.cpp: steps, and what is done between them.
+  // Functions of run_steps.cpp: steps, and the work between them.
   Expected<void> advance_all();
-  // One step of one run, with what hangs on it: whether a rank has something to tell all before the
-  // next one. The barrier charges every run its own time only.
+  // Runs one step of one run, with its logs. Returns whether a rank has a message for all before
+  // the next step. The barrier ensures that each run is charged its own time only.
   Expected<bool> advance(Lane& lane);
-  // Does what is due before the next step.
+  // Does the work that is due before the next step.
   Expected<void> after_step(Lane& lane, bool has_checkpoint = false);
   Expected<void> validate(Lane& lane);
   Expected<void> checkpoint(Lane& lane, bool due);
   Expected<void> finish_checkpoint(Lane& lane);
   Expected<void> take_snapshot(Lane& lane, std::int64_t step);
-  // A signal has asked a rank of a group that stays as it is. The runs of a comparison are not
+  // Handles a signal to a rank of a group that cannot change. The runs of a comparison are not
   // continued.
   Expected<void> stop(std::int64_t step);
-  // Does what clients and signals ask for between two steps. False: this rank has left the run.
+  // Handles the requests of clients and signals between two steps. Returns false if this rank has
+  // left the run.
   Expected<bool> change_size(Lane& lane, bool asked);
-  // A change waits for the disk, but not for one checkpoint after the other.
+  // Returns whether a change must wait for the disk. It does not wait for several checkpoints in
+  // sequence.
   Expected<bool> waits_for_checkpoint(Lane& lane, const elastic::SizeChange& change);
-  // From one group to the next. False: this rank has left the run.
+  // Changes to the next group. Returns false if this rank has left the run.
   Expected<bool> change_group(Lane& lane, const elastic::SizeChange& change);
-  // Notes the messages of one plan, once it is no longer in force. Ranks get their numbers for
-  // people.
+  // Writes the messages of one plan after it has ended. Ranks get the numbers that users see.
   Expected<void> note_traffic(Lane& lane, TrafficIntervals::Ended ended) const;
-  // Prints and logs what has happened between two steps.
+  // Prints and logs the events between two steps.
   void note_events(Lane& lane, std::int64_t step);
   void report_progress(std::int64_t step) const;
-  // Where in the trace it was.
+  // Does `work`, and adds its time to the trace.
   template <typename Work>
   Expected<void> traced(Lane& lane, SpanKind kind, Work work) {
     const std::int64_t begin_ns = now_ns();
@@ -220,33 +222,34 @@ class Run {
     return {};
   }
 
-  // surviving.cpp: what all ranks decide alike ends the run, and so does an error of this rank
-  // alone. A loss before the ranks know each other has nothing to go on from.
+  // Functions of surviving.cpp. Returns whether the run may survive the error. A common decision of
+  // all ranks ends it. So does an error of this rank alone, and a loss before the ranks know each
+  // other.
   bool may_survive(const Error& why) const;
-  // Goes on after each loss that the run survives.
+  // Continues after each loss that the run survives.
   Expected<void> through_losses(Expected<void> done);
-  // False: this rank has left the run, or all is done.
+  // Handles a loss. Returns false if this rank has left the run, or all is done.
   Expected<bool> survive(const Error& why);
-  // All steps are done, and the first rank has written its last file, the summary: who is lost now
-  // is not missed. (Where this rank has not found it, the first one may be writing it: it has when
-  // its process has ended.)
+  // Returns whether all steps are done and the first rank has written its last file, the summary. A
+  // rank lost after that is not missed. If the file is absent, the first rank may still be writing
+  // it, until its process ends.
   bool is_whole() const;
   Expected<elastic::Survival> meet_survivors(const elastic::View& before, const Error& why);
-  // Goes on from the newest step that the ranks have all layers of, whether as they are, in
-  // snapshots or in a checkpoint; or from the beginning.
+  // Continues from the newest step for which the ranks have all layers. These may be live, in
+  // snapshots or in a checkpoint. Otherwise continues from the beginning.
   Expected<void> recover(Lane& lane, Recovery& recovery);
+  Expected<control::AfterLoss> plan_after_loss(std::int64_t step, const cost::Cluster& cluster);
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                             const cost::Cluster& cluster);
-  // Returns the step that has a checkpoint now, the one that the ranks are at; none: it could not
-  // be written.
+  // Returns the current step, which has a checkpoint now, or none if it could not be written.
   Expected<std::optional<std::int64_t>> keep_in_checkpoint(Lane& lane);
-  Expected<bool> has_checkpoint(std::int64_t step) const;  // as the first rank sees the folder
+  Expected<bool> has_checkpoint(std::int64_t step) const;  // according to the first rank
   Expected<void> after_step_again(Lane& lane);
-  // From the newest checkpoint, or where there is none from the beginning.
+  // Begins from the newest checkpoint, or from the beginning if there is none.
   Expected<void> begin_again(Lane& lane, Generation generation);
   void note_loss(Lane& lane, const Recovering& since, const Recovery& recovery);
-  // From now on this rank speaks for the run.
+  // Makes this rank print and log for the run.
   void lead();
 
   const TrainOptions& options_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A run log writes what one run leaves behind, on one rank: records and traces, and at the rank
-// that leads events, load trace and the history of the run. It lives as long as the run, however
-// its groups change.
+// A run log writes the files of one run, on one rank: records and traces. The leader also has
+// events, load trace and the history of the run. The log lives as long as the run, through all its
+// groups.
 
 #include <cstdint>
 #include <deque>
@@ -33,54 +33,55 @@ namespace dynmo::train {
 
 class RunLog {
  public:
-  // Whether the history has the layers' times and plan of each step, which a comparison needs.
+  // Selects whether the history has the layers' times and plan of each step, which a comparison
+  // needs.
   enum class Keeps { kNumbers, kCosts };
 
-  // `run.name` for people; the first step is past 0 where the run is a resumed one. `rank` names
-  // the records' file; rank 0 leads.
+  // Opens the files. `run.name` is for the user. The first step is above 0 for a resumed run.
+  // `rank` names the records' file. Rank 0 is the leader.
   [[nodiscard]] static Expected<RunLog> open(const config::Config& config,
                                              observe::RunHistory::Run run,
                                              observe::RunFolder folder, WorldRank rank,
                                              std::int64_t first_step,
                                              Keeps keeps = Keeps::kNumbers);
 
-  // This rank leads from now on. It goes on with the events of the leader before, and adds those
-  // that this one knows of and the leader before has not written. The history knows of losses, and
-  // of all else when settle_history() has read the folder.
+  // Makes this rank the leader. It continues the events of the earlier leader, and adds known
+  // events that are missing there. The history has the losses then. It has the rest after
+  // settle_history() has read the folder.
   [[nodiscard]] Expected<void> lead();
 
   // Records the start of the run, for its load trace.
   void start(dynamism::RunStart start) {
     if (load_trace_) load_trace_->start(std::move(start));
   }
-  // Takes in a step of the run's part of the group, which began at `begin_ns` (steady clock).
-  // Returns lines for people.
+  // Adds a step of the run's part of the group, which began at `begin_ns` (steady clock). Returns
+  // lines for the user.
   std::vector<std::string> add(const runtime::StepReport& report, const GroupRun& group,
                                std::int64_t begin_ns);
-  // Notes an event before step `step` (observe/event_log.h). All ranks call it alike: the leader
-  // writes it, and the others keep it until they know that the leader has.
+  // Notes an event before step `step` (observe/event_log.h). All ranks call it equally. The leader
+  // writes the event. The others keep it until they know that it is written.
   void event(std::string_view kind, std::int64_t step, const Json& more = nullptr);
   void note_validation(const observe::RunHistory::Validation& outcome);
   [[nodiscard]] const std::optional<observe::RunHistory::Validation>& validation() const {
     return validation_;
   }
-  // Notes checkpoints that were written or have failed since the call before, in this group.
+  // Notes checkpoints that were written or have failed since the last call, in this group.
   void note_checkpoints(const CheckpointTotals& totals, std::int64_t step);
   void add_traffic(const observe::TrafficInterval& interval) { history_.add_traffic(interval); }
-  // The run goes on in another group: what compares steps of one group begins anew, and the trace
-  // has that group's steps alone.
+  // Begins another group of the run. Comparisons of a group's steps start again, and the trace has
+  // only steps of the new group.
   void begin_group();
-  // The run goes on from another step than the one after this rank's newest. Records and events go
-  // on, and so does the load trace, from that step.
+  // Continues from another step than the next one of this rank. Records, events and the load trace
+  // continue from that step.
   [[nodiscard]] Expected<void> go_back();
-  // At the end of the run, whose logs are closed: the history tells of all its `steps` steps
-  // afterwards. Reads the folder where this rank has not led them all. Returns a line for people,
-  // or "".
+  // Completes the history with all `steps` steps, at the end of the run after closing the logs.
+  // Reads the folder if this rank was not the leader in all steps. Returns a line for the user, or
+  // "".
   [[nodiscard]] std::string settle_history(std::int64_t steps);
-  // Work of this kind has taken from `begin_ns` until now.
+  // Adds an activity of this kind from `begin_ns` until now.
   void add_span(SpanKind kind, std::int64_t begin_ns);
-  // Closes the files: what of them could not be written, for people. Records tell of a run and are
-  // not the run: it is done without them.
+  // Texts for the user about files that could not be written. The run itself does not depend on
+  // them.
   struct Closed {
     std::string records;
     std::string load_trace;
@@ -89,9 +90,9 @@ class RunLog {
 
   [[nodiscard]] const std::string& name() const { return history_.run().name; }
   [[nodiscard]] const observe::RunFolder& folder() const { return folder_; }
-  // Lines that the records lack so far; final after close().
+  // Returns the number of lines that the records lack so far. It is final after close().
   [[nodiscard]] std::int64_t missing_records() const { return records_->missing(); }
-  // Requires that this rank leads.
+  // Returns the history. Requires that this rank is the leader.
   [[nodiscard]] const observe::RunHistory& history() const { return history_; }
   [[nodiscard]] const std::deque<StepTrace>& traces() const { return traces_; }
 
@@ -107,14 +108,14 @@ class RunLog {
   void write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   void write_record(const runtime::StepReport& report, const GroupRun& group);
   void add_to_history(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
-  // Returns a line for people, or "".
+  // Returns a line for the user, or "".
   [[nodiscard]] std::string write_load(const runtime::StepReport& report,
                                        const runtime::Pipeline& pipeline);
   void fold(std::string_view kind, std::int64_t step, const Json& more);
 
   struct Settings {
     bool emulated = false;
-    WorldRank rank;  // that the records name
+    WorldRank rank;  // in the records
     Keeps keeps = Keeps::kNumbers;
     std::int64_t tokens_per_step = 0;
     std::int64_t trace_steps = 0;
@@ -126,7 +127,7 @@ class RunLog {
   std::unique_ptr<observe::RecordWriter> records_;
   observe::RunHistory history_;
   bool whole_ = false;        // the history has every step and event
-  std::vector<Noted> noted_;  // at a rank that does not lead, since its newest step
+  std::vector<Noted> noted_;  // on other ranks than the leader, since the newest step
   std::optional<observe::RunHistory::Validation> validation_;  // the newest
   bool closed_ = false;
   std::deque<StepTrace> traces_;
@@ -134,17 +135,18 @@ class RunLog {
   MoveLog moves_;
   std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none
   std::optional<observe::EventLog> events_;               // the leader's
+  // Values that are in the files so far.
   struct Recorded {
-    int frozen_layers = 0;              // as the newest event of the sources says
-    Bytes sent;                         // in step records so far
-    double pause_s = 0;                 // of the checkpoints'
-    CheckpointTotals checkpoints = {};  // in events so far
+    int frozen_layers = 0;              // in the newest event of the sources
+    Bytes sent;                         // in step records
+    double pause_s = 0;                 // of checkpoints
+    CheckpointTotals checkpoints = {};  // in events
   };
   Recorded recorded_;
 };
 
-// Called by all ranks of the group, whose logs are closed: a line on the records that all of them
-// lack, "" where they lack none. `why` of this rank's.
+// Returns a line about the records that the logs of all ranks lack, or "". All ranks of the group
+// call it after closing their logs. `why` is this rank's reason.
 [[nodiscard]] Expected<std::string> missing_records(transport::Transport& group, const RunLog& log,
                                                     const std::string& why);
 

@@ -131,7 +131,7 @@ Expected<bool> Run::change_size(Lane& lane, bool asked) {
   if (!decision.change) return true;
   DYNMO_ASSIGN(const bool waits, waits_for_checkpoint(lane, *decision.change));
   if (waits) return true;
-  elasticity_->answer_checkpoints(*lane.group);  // another rank would not know who asked
+  elasticity_->answer_checkpoints(*lane.group);  // another rank would not know its client
   DYNMO_ASSIGN(const bool possible, elasticity_->prepare(*decision.change, *lane.group));
   note_events(lane, step);
   return possible ? change_group(lane, *decision.change) : true;

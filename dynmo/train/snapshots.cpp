@@ -85,7 +85,7 @@ Expected<Snapshots::Taken> Snapshots::take(GroupRun& group, const elastic::View&
     seconds = std::max(seconds, rank[0]);
     step_s = std::max(step_s, rank[1]);
   }
-  // Before the first step nobody knows how long one is; a group's first snapshot takes longer, as
+  // Before the first step its duration is unknown. A group's first snapshot takes longer, because
   // its memory is new.
   const double steps = step_s > 0 ? seconds / (cost_ * step_s) : 1;
   const double most = first ? kMaxStepsAfterFirst : kMaxSteps;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// When a run takes snapshots of its layers (runtime/snapshot.h), from which it goes on after the
-// loss of a rank. Each group begins with one; from then on they come so seldom that they take no
-// more than elastic.snapshot_cost of the time of the steps.
+// The times of a run's snapshots of its layers (runtime/snapshot.h), from which it continues after
+// the loss of a rank. Each group begins with one. Later ones are so rare that they take at most
+// elastic.snapshot_cost of the time of the steps.
 
 #include <cstdint>
 #include <optional>
@@ -17,7 +17,7 @@
 
 namespace dynmo::train {
 
-// Called by all ranks alike.
+// All ranks make equal calls.
 class Snapshots {
  public:
   explicit Snapshots(const config::Config& config)
@@ -29,16 +29,17 @@ class Snapshots {
     step_s_ += step_s;
     ++steps_;
   }
-  // Before step `step`: whether one is to be taken. (None of one rank: nobody would keep it.)
+  // Returns whether to take a snapshot before step `step`. A single rank takes none, because no
+  // other rank could keep it.
   [[nodiscard]] bool due(std::int64_t step, int ranks) const {
     return wanted_ && ranks > 1 && (!next_ || step >= *next_);
   }
   struct Taken {
-    std::string line = {};                // for people; "": nothing is to be said
-    std::vector<WorldRank> keepers = {};  // that layers were sent to, by rank; empty: none were
+    std::string line = {};                // for the user; "": none
+    std::vector<WorldRank> keepers = {};  // ranks that layers were sent to, by rank; empty: none
   };
-  // Takes it, in the group of these members. No rank takes any more where one of them has too
-  // little memory.
+  // Takes a snapshot, in the group of these members. If a rank has too little memory, no rank takes
+  // further snapshots.
   [[nodiscard]] Expected<Taken> take(GroupRun& group, const elastic::View& members,
                                      transport::Transport& transport);
 
@@ -49,8 +50,8 @@ class Snapshots {
 
   bool wanted_;
   double cost_;
-  std::optional<std::int64_t> next_ = {};  // step before which; none: the group's first
-  double step_s_ = 0;                      // of all steps since the last one
+  std::optional<std::int64_t> next_ = {};  // step before the next one; none: the group's first
+  double step_s_ = 0;                      // of all steps since the last snapshot
   std::int64_t steps_ = 0;
 };
 

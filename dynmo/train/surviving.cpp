@@ -14,11 +14,11 @@
 #include "dynmo/core/files.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/elastic/recovery.h"
+#include "dynmo/observe/run_events.h"
 #include "dynmo/observe/table.h"
-#include "dynmo/plan/balance.h"
+#include "dynmo/runtime/pipeline.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/run_impl.h"
-#include "dynmo/train/setup/first_plan.h"
 #include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/hosts.h"
@@ -42,40 +42,6 @@ std::vector<std::optional<Rank>> positions_before(const elastic::View& before,
     if (std::find(found.begin(), at, *at) != at) at->reset();
   }
   return found;
-}
-
-// Whatever the layers cost, and whatever memory the ranks may use.
-Expected<plan::Plan> even_plan(const config::Config& config, const cost::Cluster& cluster,
-                               int layers) {
-  const cost::ModelCost even{std::vector<cost::LayerCost>(static_cast<std::size_t>(layers))};
-  DYNMO_ASSIGN(const std::vector<int> cut,
-               plan::balance(plan::Balancer::kUniform,
-                             {.model = even,
-                              .cluster = cluster,
-                              .micro_batches = static_cast<int>(config.batch.micro_batches)}));
-  return plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
-}
-
-// From what the layers cost, an even cut where nothing was measured. Made at once: the controller
-// looks for a better one while steps run.
-Expected<plan::Plan> plan_again(const config::Config& config, const runtime::RankState& state,
-                                const cost::Cluster& cluster, int layers) {
-  const auto costs =
-      state.controller ? state.controller->profiler().costs(state.frozen_layers) : std::nullopt;
-  if (costs) {
-    config::Config quick = config;
-    quick.pipeline.balancer = "optimal";
-    if (quick.pipeline.schedule == "auto") quick.pipeline.schedule = "1f1b";
-    auto proposed = propose_first_plan(quick, *costs, cluster);
-    if (!proposed && quick.pipeline.schedule != "1f1b") {  // not for so few ranks
-      quick.pipeline.schedule = "1f1b";
-      quick.pipeline.stages_per_rank = 1;
-      proposed = propose_first_plan(quick, *costs, cluster);
-    }
-    if (!proposed) return proposed.error();
-    return std::move(proposed->plan);
-  }
-  return even_plan(config, cluster, layers);
 }
 
 struct Reports {
@@ -307,18 +273,11 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
                transport::measured_cluster(world(), host_of_rank(groups_->self().host),
                                            grid().replicas(), rank_memory(config()), known));
   const cost::Cluster& cluster = measured.cluster;
-  Json mine;
-  if (world().rank() == transport::Member(0)) {
-    Expected<plan::Plan> plan = plan_again(config(), held_, cluster, layers);
-    std::string fault;
-    if (!plan) {
-      fault = plan.error().message;
-      plan = even_plan(config(), cluster, layers);
-    }
-    if (plan) plan->generation = generation;
-    mine = {{"plan", plan ? plan::to_json(*plan) : Json()}, {"fault", fault}};
-  }
+  DYNMO_ASSIGN(control::AfterLoss after, plan_after_loss(decision.step, cluster));
+  after.decision.plan.generation = generation;
+  // The ranks have not all measured the same steps.
   const std::string origin = "the plan after a loss";
+  const Json mine = {{"plan", plan::to_json(after.decision.plan)}, {"fault", after.fault}};
   DYNMO_ASSIGN(const Json said, transport::first_json(world(), tag(), mine, origin));
   DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said.value("plan", Json()), origin));
   DYNMO_TRY(regroup_at(lane, plan, decision.step, cluster));
@@ -327,6 +286,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
     DYNMO_ASSIGN(const auto kept, keep_in_checkpoint(lane));
     return too_few(recovery.why, fault, kept);
   }
+  recovery.decision = std::move(after.decision);
   if (lane.group->pipeline().costs()) DYNMO_TRY(lane.group->pipeline().go_on());
   recovery.end_phase("regroup");
   const bool asked = lane.group->pipeline().state().asked;
@@ -339,6 +299,22 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   const auto validation = reports.lacked_validation(self, decision.step);
   if (validation) lane.log->note_validation(*validation);
   return {};
+}
+
+// Plans before the layers are regrouped, by what this rank has measured.
+Expected<control::AfterLoss> Run::plan_after_loss(std::int64_t step, const cost::Cluster& cluster) {
+  const bool measured = held_.controller || !held_.controller_state.is_null();
+  const runtime::PipelineOptions options =
+      pipeline_options(config(), inputs_.model, 0, runtime::Balancing::kNever, cluster);
+  control::Controller controller = runtime::controller_of(held_, inputs_.model.layers, options);
+  const cost::ModelCost known = controller.profiler().known(held_.frozen_layers);
+  const cost::Cluster there = control::as_measured(cluster, controller.profiler().overhead(),
+                                                   options.replicas, options.accumulation);
+  DYNMO_ASSIGN(
+      control::AfterLoss after,
+      controller.after_loss({.plan = held_.plan, .step = step, .known = known, .cluster = there}));
+  if (measured) held_.controller = std::move(controller);
+  return after;
 }
 
 // A rank that lacks only the update of the last step makes it, from what another one has got.
@@ -400,7 +376,7 @@ Expected<void> Run::after_step_again(Lane& lane) {
   DYNMO_ASSIGN(const bool is_there, has_checkpoint(step));
   const std::array mine = {lane.group->checkpoints()->writes_dropped() ? 1.0 : 0.0};
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(world(), tag(), mine));
-  // Nobody waits here for the disk that the loss found at work; the last checkpoint is waited for.
+  // No rank waits here for the disk that was busy at the loss. The last checkpoint is waited for.
   const bool passes = step < config().train.steps &&
                       std::ranges::any_of(all, [](const auto& rank) { return rank[0] > 0; });
   if (passes && !is_there && config().checkpoint.every > 0 &&
@@ -461,6 +437,9 @@ void Run::note_loss(Lane& lane, const Recovering& since, const Recovery& recover
                    {"steps_again", again},
                    {"ms", recovery.ms},
                    {"plan", plan::to_json(lane.group->pipeline().plan())}});
+  if (recovery.decision) {
+    lane.log->event("decision", done_.first, observe::decision_event(*recovery.decision));
+  }
   const std::string without =
       spares.empty() ? std::string()
                      : fmt::format(" without spare {} {}", spares.size() == 1 ? "rank" : "ranks",

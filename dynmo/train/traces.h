@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The last steps of all ranks as one Perfetto trace, in the format the simulator writes too.
+// The last steps of all ranks as one Perfetto trace, in the simulator's format.
 
 #include <cstdint>
 #include <deque>
@@ -15,7 +15,7 @@
 
 namespace dynmo::train {
 
-// The activities of a rank beside its schedule; the names are those of the trace.
+// The activities of a rank beside its schedule. The names are those of the trace.
 enum class SpanKind { kProfile, kPlan, kMigrate, kValidation, kCheckpoint };
 
 struct TraceSpan {
@@ -32,12 +32,12 @@ struct StepTrace {
   std::vector<TraceSpan> spans = {};           // before it and after it
 };
 
-// The trace of a step that began at `begin_ns` (steady clock) with balancing.
+// Returns the trace of a step that began at `begin_ns` (steady clock) with balancing.
 [[nodiscard]] StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns);
 
-// Called by all ranks with the same steps; rank 0 writes the file, with a process for each of the
-// replicas, whose ranks are neighbours, called `name`. A send is drawn until its receiver had the
-// message: that is when it mattered.
+// Writes the trace. All ranks call it with the same steps, and rank 0 writes the file. Each replica
+// is a process called `name`, and its ranks are neighbours. A send is drawn until its receiver has
+// the message, because that is the relevant time.
 [[nodiscard]] Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
                                          const std::deque<StepTrace>& mine, int replicas,
                                          const std::string& name,

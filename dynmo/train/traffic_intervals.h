@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The messages of a group between two plans: counted by all ranks, and predicted from each step's
+// The messages of a group between two plans, counted by all ranks, and predicted from each step's
 // plan and costs.
 
 #include <cstdint>
@@ -20,26 +20,26 @@
 
 namespace dynmo::train {
 
-// The same calls at the same points on all ranks of a group. An interval is returned when it ends,
-// the same on all ranks, with the world ranks of the group. A move during a step counts to the
-// interval of that step's plan, another one to that of the plan that it leads to, unless ranks
-// leave after it.
+// All ranks of a group make the same calls at the same points. An interval is returned at its end,
+// equal on all ranks, with the world ranks of the group. A move during a step counts to the
+// interval of that step's plan. Another move counts to that of its new plan, unless ranks leave
+// after it.
 class TrafficIntervals {
  public:
   using Ended = Expected<std::optional<observe::TrafficInterval>>;
 
   explicit TrafficIntervals(const config::Config& config) : config_(config) {}
 
-  // A group begins; what it has sent so far is left out.
+  // Begins a group. Its messages so far are not counted.
   void begin(const GroupRun& run);
   [[nodiscard]] Ended before_step(transport::Transport& group, const GroupRun& run);
   [[nodiscard]] Ended after_step(transport::Transport& group, const GroupRun& run,
                                  const runtime::StepReport& report);
-  // A snapshot has sent layers to their keepers, by world rank.
+  // Adds a snapshot, which has sent layers to their keepers, by world rank.
   void copied(const GroupRun& run, std::span<const WorldRank> keepers);
-  // A validation has run forward on as many held-out batches as the config says.
+  // Adds a validation, which ran forward on the config's number of held-out batches.
   void validated();
-  // The group ends. Nothing is returned where there was no step.
+  // Ends the group. Returns nothing if there was no step.
   [[nodiscard]] Ended end(transport::Transport& group, const GroupRun& run);
 
  private:
@@ -59,10 +59,10 @@ class TrafficIntervals {
   Counts begun_;
   Counts newest_;  // before the newest step
   TrafficRows predicted_;
-  // The messages of one step, which are not in `predicted_` yet this many times.
+  // The messages of one step. `predicted_` lacks them `times_` times.
   TrafficRows step_;
   std::int64_t times_ = 0;
-  int frozen_layers_ = -1;  // of `step_`; -1: it is not known
+  int frozen_layers_ = -1;  // of `step_`; -1: not known
 };
 
 }  // namespace dynmo::train

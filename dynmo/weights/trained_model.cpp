@@ -199,6 +199,10 @@ Expected<std::string> import_hugging_face(const std::filesystem::path& directory
                       "'{}' has checkpoints already, the newest of step {}: wanted a new folder",
                       run.string(), there.front().step);
   }
+  if (std::filesystem::exists(folder.config(), fault)) {
+    return make_error(ErrorCode::kBadInput, "'{}' holds '{}': wanted a new folder", run.string(),
+                      folder.config().string());
+  }
   config::Config described = config_of(model.config);
   described.sources = model.sources;
   const std::string config = to_toml(described);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The controller of a live pipeline, told and asked with the dicts of Python.
+// The controller of a live pipeline, with an interface of Python dicts.
 
 #include <cstdint>
 #include <string_view>
@@ -12,31 +12,32 @@
 
 namespace dynmo::python {
 
-// One controller of a run. One thread.
+// One controller of a run. One thread uses it.
 class Decisions {
  public:
-  // `known` is a "dynmo-profile-1" (names, bytes). `options`, each with a default: balancer,
-  // minimum_gain, noise_factor, window, micro_batches, accumulation, steps, horizon_steps,
-  // memory_bytes.
+  // Makes a controller. `known` is a "dynmo-profile-1" (names, bytes). `options`, each with a
+  // default, are balancer, minimum_gain, noise_factor, window, micro_batches, accumulation, steps,
+  // horizon_steps and memory_bytes.
   [[nodiscard]] static Expected<Decisions> make(const Json& known, int ranks, const Json& options,
                                                 std::int64_t first_step);
 
-  // Takes a step as the ranks exchanged it: `layers` with the fields of cost::LayerSample, `ranks`
-  // with those of control::RankFigures, `step_s` since the exchange of the step before. Returns what
-  // its record has of all ranks: `imbalance`, `bubble`, `migrate_s`.
+  // Adds a step as the ranks exchanged it. `layers` have the fields of cost::LayerSample, and
+  // `ranks` those of control::RankFigures. `step_s` is the time since the previous exchange.
+  // Returns the common values of its records: `imbalance`, `bubble`, `migrate_s`.
   [[nodiscard]] Expected<Json> observe(const Json& step, const Json& plan, int frozen_layers);
   [[nodiscard]] Expected<void> announce(std::string_view what, std::int64_t step);
-  // Whether to `migrate`; the fields of the event "decision" but `taken`; `moved_bytes` and `moves`
-  // of the plan proposed. Null: there was nothing to plan for.
+  // Decides at a boundary. Returns `migrate`, the fields of the event "decision" except `taken`,
+  // and `moved_bytes` and `moves` of the proposed plan. Returns null if there is no cause for a
+  // plan.
   [[nodiscard]] Expected<Json> decide(const Json& plan, std::int64_t step, int frozen_layers);
   [[nodiscard]] Expected<double> predicted_step_s(const Json& plan, std::int64_t step,
                                                   int frozen_layers);
   void moved(std::int64_t bytes) { decisions_.moved(Bytes{bytes}); }
   void not_moved() { decisions_.not_moved(); }
   [[nodiscard]] double plan_s() const { return decisions_.own_plan_s(); }
-  // A "dynmo-profile-1" as measured; null before the first step.
+  // Returns the measured "dynmo-profile-1", or null before the first step.
   [[nodiscard]] Json costs(int frozen_layers) const;
-  // The event of the newest decision; null before the first.
+  // Returns the event of the newest decision, or null before the first.
   [[nodiscard]] const Json& newest() const { return newest_; }
   [[nodiscard]] const control::Decisions& decisions() const { return decisions_; }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An Error becomes the exception of its code: dynmo.BadInputError, dynmo.InfeasibleError or
-// dynmo.DynmoError, whose text is the one line of the Error.
+// Converts an Error to the exception of its code: dynmo.BadInputError, dynmo.InfeasibleError or
+// dynmo.DynmoError. Its text is the line of the Error.
 
 #include <utility>
 
@@ -10,7 +10,7 @@
 
 namespace dynmo::python {
 
-// Requires the GIL.
+// Throws the exception. Requires the GIL.
 [[noreturn]] void raise(const Error& error);
 
 template <typename T>

@@ -9,7 +9,7 @@ namespace dynmo::python {
 namespace nb = nanobind;
 namespace {
 
-constexpr int kMaxLevels = 64;  // as many as parse_json reads
+constexpr int kMaxLevels = 64;  // the limit of parse_json
 
 Json convert(nb::handle value, int levels);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Json and Python's dicts, lists and numbers, one into the other: with this one conversion every
-// documented format is a dict. Scalars of numpy count as the numbers that they are.
+// Converts between Json and Python's dicts, lists and numbers. So every documented format is a
+// dict. Scalars of numpy count as numbers.
 
 #include <nanobind/nanobind.h>
 
@@ -10,8 +10,8 @@
 
 namespace dynmo::python {
 
-// Python's TypeError for what JSON has not: a key that is no string, an object of another kind; its
-// ValueError for an integer beyond 64 bits and for more than 64 levels.
+// Converts to Json. Throws Python's TypeError for a key that is not a string, and for other kinds
+// of objects. Throws ValueError for an integer beyond 64 bits and for more than 64 levels.
 [[nodiscard]] Json to_json(nanobind::handle value);
 [[nodiscard]] nanobind::object to_python(const Json& json);
 

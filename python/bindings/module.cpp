@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <string_view>
 
 #include "python/bindings/parts.h"
+
+namespace dynmo {
+extern const std::string_view kVersion;  // with the commit (cmake/write_version.cmake)
+}
 
 NB_MODULE(_core, module) {
   module.doc() = "dynmo::core for Python; the package `dynmo` is the way to it.";
   module.attr("version") = DYNMO_VERSION;
+  module.attr("program") = "dynmo " + std::string(dynmo::kVersion);
   dynmo::python::bind_decisions(module);
   dynmo::python::bind_digest(module);
   dynmo::python::bind_plan(module);

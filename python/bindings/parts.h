@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The parts of the module `dynmo._core`, a source each.
+// The parts of the module `dynmo._core`, one source each.
 
 #include <nanobind/nanobind.h>
 

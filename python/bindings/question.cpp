@@ -68,6 +68,9 @@ Expected<void> check_ranks(const Json& json) {
   if (json.contains("slack") && json.value("pack", Json(false)) != Json(true)) {
     return wrong("slack goes with pack=True");
   }
+  if (json.contains("evaluations") && json.value("balancer", Json("search")) != Json("search")) {
+    return wrong("evaluations goes with balancer='search'");
+  }
   return {};
 }
 

@@ -11,17 +11,17 @@
 
 namespace dynmo::python {
 
-// A question from a dict: `profile` ("dynmo-profile-1"), or `config` (of Hugging Face) or `work`
-// (layers as the package counted them, the fields of cost::LayerWork) with `device`, `sequence`,
-// `micro_batch_size`, `head_slices`; `ranks` with `memory`, or `cluster`
-// ("dynmo-cluster-1"); `current` ("dynmo-plan-1"); the rest as the flags of `dynmo plan` say.
-// kBadInput naming the key.
+// Reads a question from a dict. Costs come from `profile` ("dynmo-profile-1"), `config` (of Hugging
+// Face) or `work`. The last one has layers counted by the package, with the fields of
+// cost::LayerWork. The latter two have `device`, `sequence`, `micro_batch_size` and `head_slices`.
+// Ranks come from `ranks` with `memory`, or from `cluster` ("dynmo-cluster-1"). `current` is a
+// "dynmo-plan-1". The other keys are the flags of `dynmo plan`. Returns kBadInput with the key.
 [[nodiscard]] Expected<plan::Question> read_question(const Json& json);
 
-// The costs that such a question has; it may name no ranks.
+// Returns the costs of such a question, which may omit ranks.
 [[nodiscard]] Expected<cost::ModelCost> read_costs(const Json& json);
 
-// The arithmetic and the bytes of the layers of a question's config.
+// Returns the arithmetic and the bytes of the layers of a question's config.
 [[nodiscard]] Expected<std::vector<cost::LayerWork>> read_work(const Json& json);
 
 }  // namespace dynmo::python

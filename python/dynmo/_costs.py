@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The costs of a model's layers, in every form in which people have them, as the dict that the core reads."""
+"""Converts the costs of a model's layers, from every form that users have, to the dict that the core reads."""
 from __future__ import annotations
 
 import json
@@ -17,7 +17,7 @@ WANTED = (
 
 
 def read_json(path: Union[str, os.PathLike[str]]) -> Any:
-    """What a JSON file holds; checked as a documented format where it is used."""
+    """Returns the content of a JSON file. Its format is checked where it is used."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
@@ -26,7 +26,7 @@ def read_json(path: Union[str, os.PathLike[str]]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Arrays of numpy and the like as lists; the core takes the rest as it is."""
+    """Converts arrays of numpy and similar types to lists. The core reads other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -52,7 +52,7 @@ def _from_mapping(costs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def question_of(costs: Any) -> dict[str, Any]:
-    """The key `profile` or `config` of a question."""
+    """Returns the key `profile` or `config` of a question."""
     if isinstance(costs, (str, os.PathLike)):
         costs = read_json(costs)
     elif hasattr(costs, "to_dict") and hasattr(costs, "columns"):  # a DataFrame

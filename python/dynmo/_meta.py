@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the layers of a model that the core has no formulas for: transformers builds it without memory, and runs it.
+"""Counts the layers of a model without formulas in the core: transformers builds it without memory, and runs it.
 
 On the device "meta" tensors have shapes and no data. One forward pass says what every block multiplies, moves and keeps.
 """
@@ -14,11 +14,11 @@ _PRODUCTS = ("mm", "addmm", "_grouped_mm", "_scaled_mm")
 
 
 class Uncountable(Exception):
-    """Why a model cannot be counted."""
+    """The reason why a model cannot be counted."""
 
 
 def _text_config(config: dict[str, Any], needed: Optional[str] = None) -> Any:
-    """The text model's config of a dict, without its quantization. Its class must know the key `needed`."""
+    """Returns the text model's config of a dict, without its quantization. Its class must have the key `needed`."""
     import transformers
 
     document = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
@@ -56,7 +56,7 @@ def _build(config: Any) -> Any:
 
 
 def _blocks(model: Any) -> tuple[str, Any]:
-    """The list of the blocks, with its name: the longest one that is in no other."""
+    """Returns the list of the blocks, with its name: the longest list that is not inside another."""
     import torch
 
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
@@ -67,7 +67,7 @@ def _blocks(model: Any) -> tuple[str, Any]:
 
 
 class _Tally:
-    """What the operations of one part of a model do."""
+    """The work of the operations of one part of a model."""
 
     def __init__(self) -> None:
         self.products = 0.0
@@ -78,7 +78,7 @@ class _Tally:
 
 
 def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[int]) -> Any:
-    """A context that adds every operation to the part that is running."""
+    """A context that adds every operation to the running part."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
@@ -112,7 +112,7 @@ def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[
     restored: list[tuple[Any, Any]] = []
 
     def experts_of(module: Any) -> Any:
-        """Experts as one operation: which rows an expert gets is data, how many there are is not."""
+        """Counts experts as one operation: their rows depend on the data, but the number of rows does not."""
         original = module.forward
 
         def forward(rows: Any, *rest: Any, **named: Any) -> Any:
@@ -168,7 +168,7 @@ def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[
 
 
 class _Built:
-    """A model without memory, and the layer that each of its parts belongs to."""
+    """A model without memory, and the layer of each of its parts."""
 
     def __init__(self, config: dict[str, Any], needed: Optional[str] = None) -> None:
         self.model = _build(_text_config(config, needed))
@@ -180,13 +180,13 @@ class _Built:
         self.behind |= {name for name, _ in self.model.named_children() if name != base.split(".")[0]}
 
     def layer_of(self, name: str) -> int:
-        """0 is the embedding, the last one the head."""
+        """Returns the layer of the module `name`: 0 is the embedding, and the last one the head."""
         if name.startswith(self.list_name + "."):
             return int(name[len(self.list_name) + 1 :].split(".", 1)[0]) + 1
         return self.count + 1 if any(name == other or name.startswith(other + ".") for other in self.behind) else 0
 
     def places(self) -> dict[str, int]:
-        """The modules at whose start a layer begins."""
+        """Returns the modules whose start begins a layer."""
         places = {f"{self.list_name}.{block}": block + 1 for block in range(self.count)}
         for name, module in self.model.named_modules():
             if name in self.behind and any(True for _ in module.parameters()):
@@ -217,12 +217,12 @@ class _Built:
 
 
 def built_layers(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Embedding, blocks and head of a config with their parameters."""
+    """Returns embedding, blocks and head of a config, with their parameters."""
     return _Built(config).layers()
 
 
 def work_of(config: dict[str, Any], sequence: int, micro_batch_size: int = 1, needed: Optional[str] = None) -> list[dict[str, Any]]:
-    """The layers as the core takes them. Raises Uncountable, or what the model's class raises.
+    """Returns the layers for the core. Raises Uncountable, or the exception of the model's class.
 
     `needed`: a key that the core could not plan; a class that passes it over would build another model.
     """

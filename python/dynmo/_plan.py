@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans and comparisons of plans. What they say comes from the core; here it is asked for and shown."""
+"""Plans and comparisons of plans. The core makes them, and this module shows them."""
 from __future__ import annotations
 
 import json
@@ -16,14 +16,14 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 def _document(value: Any) -> Any:
-    """A documented format as a dict: one already, a file of it, or a plan of ours."""
+    """Returns a documented format as a dict, from a dict, a file or a Plan."""
     if isinstance(value, Plan):
         return value.document
     return read_json(value) if isinstance(value, (str, os.PathLike)) else value
 
 
 class Plan:
-    """Which rank runs which layers, in which order, and what a step then takes."""
+    """The layers of each rank, their order, and the resulting time of a step."""
 
     def __init__(self, planned: _core.Planned) -> None:
         self._planned = planned
@@ -52,17 +52,17 @@ class Plan:
 
     @property
     def costs(self) -> dict[str, Any]:
-        """The layers' costs that the plan rests on, a "dynmo-profile-1"."""
+        """Returns the layers' costs that the plan is made for, a "dynmo-profile-1"."""
         return self._planned.costs
 
     @property
     def slices(self) -> list[_show.Slice]:
-        """What runs when: (rank, kind, stage, micro-batch, start, end), times in nanoseconds."""
+        """Returns the actions of a step: (rank, kind, stage, micro-batch, start, end), times in nanoseconds."""
         return self._planned.slices()
 
     @property
     def timeline(self) -> Any:
-        """The slices as a structured array of numpy."""
+        """Returns the slices as a structured array of numpy."""
         import numpy
 
         fields = [("rank", "i4"), ("kind", "U6"), ("stage", "i4"), ("micro_batch", "i4"), ("start_ns", "i8"), ("end_ns", "i8")]
@@ -70,16 +70,16 @@ class Plan:
 
     @property
     def schedule_csv(self) -> str:
-        """The order of the step, as torch.distributed.pipelining reads it."""
+        """Returns the order of the step, as torch.distributed.pipelining reads it."""
         return self._planned.schedule_csv()
 
     @property
     def trace(self) -> str:
-        """The step as JSON for Perfetto."""
+        """Returns the step as JSON for Perfetto."""
         return self._planned.trace()
 
     def report(self, width: int = 100, ascii: bool = False) -> str:
-        """What `dynmo plan` prints."""
+        """Returns the text that `dynmo plan` prints."""
         return self._planned.report(width, ascii)
 
     def save(self, path: Path) -> None:
@@ -129,7 +129,7 @@ def _question(costs: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted(question: dict[str, Any]) -> dict[str, Any]:
-    """The question, with counted layers instead of a config that the core has no formulas for."""
+    """Returns the question. Counted layers replace a config without formulas in the core."""
     sizes = {name: question[name] for name in ("config", "device")}
     try:
         _core.work_of({**sizes, "sequence": 1})
@@ -169,10 +169,11 @@ def plan(
     micro_batch_size: Optional[int] = None,
     head_slices: Optional[int] = None,
 ) -> Plan:
-    """Plans which of `ranks` runs which layers, as `dynmo plan` does; the arguments are its flags.
+    """Plans the layers of each of `ranks`, as `dynmo plan` does. The arguments are its flags.
 
     `costs`: a profile (dict or path), a list of layers, a DataFrame or dict of columns, or a Hugging Face config with
-    `device` and `sequence`. A config that the core has no formulas for is counted in the model that transformers builds. `cluster` ("dynmo-cluster-1") instead of `ranks`; `current` is the plan in force.
+    `device` and `sequence`. A config without formulas in the core is counted in the model that transformers builds.
+    `cluster` ("dynmo-cluster-1") replaces `ranks`. `current` is the plan in force.
 
     >>> import dynmo
     >>> layers = {"forward_s": [1, 1, 2], "backward_input_s": [1, 1, 2], "backward_weight_s": [1, 1, 2]}
@@ -184,7 +185,7 @@ def plan(
 
 
 class Comparison:
-    """Plans of several balancers for the same question; None where a balancer found none that fits."""
+    """Plans of several balancers for the same question, or None if a balancer found none that fits."""
 
     def __init__(self, plans: dict[str, Optional[Plan]]) -> None:
         self.plans = plans
@@ -226,7 +227,7 @@ class Comparison:
 def compare(
     costs: Any, ranks: Optional[int] = None, *, balancers: Sequence[str] = ("uniform", "time", "optimal", "search"), **options: Any
 ) -> Comparison:
-    """A plan by each of `balancers`; the other arguments are those of `plan`."""
+    """Makes a plan with each of `balancers`. The other arguments are those of `plan`."""
     plans: dict[str, Optional[Plan]] = {}
     for balancer in balancers:
         try:
@@ -239,6 +240,6 @@ def compare(
 def model_costs(
     config: Any, *, device: str, sequence: int, micro_batch_size: int = 1, head_slices: int = 1
 ) -> dict[str, Any]:
-    """The costs of a Hugging Face config by formulas, a "dynmo-profile-1" to look at or change."""
+    """Returns the costs of a Hugging Face config by formulas, a "dynmo-profile-1" to read or change."""
     options = {"device": device, "sequence": sequence, "micro_batch_size": micro_batch_size, "head_slices": head_slices}
     return _core.costs_of(_question(config, options))

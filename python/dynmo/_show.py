@@ -18,19 +18,19 @@ MAX_SHAPES = 20000  # a notebook with more is slow to open
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """An HTML table."""
+    """Returns an HTML table."""
     cells = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     lines = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def compute(slices: Iterable[Slice]) -> list[Slice]:
-    """The actions that a picture shows: those that compute."""
+    """Returns the actions of a picture: those that compute."""
     return [one for one in slices if one[1] in COLOURS]
 
 
 def svg(slices: Sequence[Slice], ranks: int, step_s: float) -> str:
-    """The step as a picture: a row a rank, time from left to right, "" for a step too large to show."""
+    """Returns the step as a picture, or "" if it is too large. A rank is a row, and time runs from left to right."""
     shown = compute(slices)
     if not shown or len(shown) > MAX_SHAPES:
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training as a scenario says it, replayed under several policies."""
+"""Replays the training of a scenario under several policies."""
 from __future__ import annotations
 
 import json
@@ -11,7 +11,7 @@ from . import _core, _show
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML spells it; strings, numbers and arrays of them are as in JSON."""
+    """Returns a value as TOML. Strings, numbers and arrays of them are as in JSON."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml(element)}" for key, element in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -29,22 +29,22 @@ class Simulation:
 
     @property
     def runs(self) -> dict[str, dict[str, Any]]:
-        """The runs by name."""
+        """Returns the runs by name."""
         return {run["name"]: run for run in self.document["runs"]}
 
     @property
     def scenario(self) -> str:
-        """The scenario as it was understood, as TOML."""
+        """Returns the resolved scenario as TOML."""
         return self._simulated.scenario
 
     @property
     def decisions(self) -> str:
-        """A line for each decision, with its reason."""
+        """Returns a line for each decision, with its reason."""
         return self._simulated.decisions()
 
     @property
     def trace(self) -> str:
-        """The last `trace_steps` of every run as JSON for Perfetto."""
+        """Returns the last `trace_steps` of every run as JSON for Perfetto."""
         return self._simulated.trace()
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions, each with one line that says what was given, what was wanted and what to change."""
+"""Exceptions, each with one line: what was given, what was wanted and what to change."""
 
 
 class DynmoError(Exception):
-    """The root of DynMo's exceptions."""
+    """The base class of DynMo's exceptions."""
 
 
 class BadInputError(DynmoError, ValueError):
@@ -15,4 +15,4 @@ class InfeasibleError(DynmoError):
 
 
 class RankLostError(DynmoError):
-    """A process of the pipeline has ended; what is left of the run cannot go on."""
+    """A process of the pipeline has ended, and the others cannot continue."""

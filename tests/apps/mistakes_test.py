@@ -6,9 +6,11 @@ A row is the words of a command, its exit code, and what its line says. Rows of 
 no runtime.
 """
 import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,6 +21,7 @@ from program import DYNMO, ProgramCase
 RUNTIME = pathlib.Path(DYNMO).with_name("dynmo-runtime")
 TINY = ["--model.hidden=32", "--model.blocks=3", "--model.heads=4", "--model.kv_heads=2", "--model.intermediate=48", "--model.sequence=16",
         "--batch.micro_batches=4", "--batch.micro_batch_size=2", "--train.validation_every=0", "--pipeline.pin=false"]
+LAUNCHED = "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1"
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 257,
          "max_position_embeddings": 128}
 PROFILE = {"format": "dynmo-profile-1", "layers": [{"name": f"layer {i}", "forward_s": 1e-3, "backward_input_s": 1e-3, "backward_weight_s": 1e-3,
@@ -53,6 +56,20 @@ DATA = [
     ("data inspect texts", 2, "texts"),
     ("data inspect data --document 999", 2, "999"),
     ("data inspect data --document -1", 2, "-1"),
+    ("data prepare texts --out texts", 2, "'texts' holds 'texts', which is to be prepared"),
+    ("data prepare texts --out data", 2, "'data' holds a data set of 2 documents", "--overwrite"),
+    ("data prepare data --out d", 2, "no text found"),
+    ("data prepare texts nowhere --out d", 2, "'nowhere'"),
+    ("data prepare texts --out profile.json", 2, "profile.json"),
+    ("data prepare texts --out d --format json", 2, "--format is 'json', wanted auto, text or jsonl"),
+    ("data prepare texts --out d --extensions txt", 2, "extension 'txt' is none, wanted one such as '.txt'"),
+    ("data prepare texts/a.txt --out d --extensions .md", 2, "--extensions does nothing here: wanted a folder as one of the paths with it"),
+    ("data prepare texts --out d --text-key body", 2, "--text-key is body, but none of the 1 files is JSON lines"),
+    ("data prepare texts --out d --format text --text-key body", 2, "--text-key does nothing here: wanted --format jsonl or auto with it"),
+    ("data prepare texts --out d --held-out 0 --seed 3", 2, "--seed does nothing here: wanted a --held-out above 0 with it"),
+    ("data prepare texts --out d --tokenizer profile.json", 2, "'profile.json' is JSON, wanted a SentencePiece model"),
+    ("data inspect data --ids --json", 2, "--ids does nothing here: wanted no --json"),
+    ("data inspect data --ids --tokenizer bytes", 2, "--tokenizer does nothing here: wanted no --ids"),
     ("data inspekt data", 2, "did you mean 'inspect'?"),
 ]
 PLAN = [
@@ -88,7 +105,7 @@ PLAN = [
     ("plan profile.json --ranks 2 --slack 0.1", 2, "--slack goes with --pack"),
     ("plan profile.json --ranks 2 --pack --slack -1", 2, "--slack is -1"),
     ("plan profile.json --ranks 2 --head-room 1", 2, "--head-room is 1"),
-    ("plan profile.json --ranks 2 --head-room 0.2", 2, "--head-room does nothing here: wanted --memory, --cluster or --device with it"),
+    ("plan profile.json --ranks 2 --head-room 0.2", 2, "--head-room does nothing here: wanted --memory, --device or a --cluster whose ranks have memory_bytes with it"),
     ("plan profile.json config.json --ranks 2", 2, "'config.json' is one word too many"),
     ("plan profile.json --ranks 2 --cluster cluster.json", 2, "both --ranks and --cluster"),
     ("plan profile.json --cluster nowhere.json", 2, "nowhere.json"),
@@ -96,6 +113,18 @@ PLAN = [
     ("plan profile.json --ranks 2 --from nowhere.json", 2, "nowhere.json"),
     ("plan profile.json --ranks 2 --from profile.json", 2, "profile.json"),
     ("plan profile.json --ranks 2 --out profile.json", 2, "PROFILE and --out are both 'profile.json'"),
+    ("plan profile.json --ranks 2 --balancer optimal --evaluations 9", 2, "--evaluations does nothing here: wanted --balancer search with it"),
+    ("plan profile.json --ranks 2 --place", 2, "--place does nothing here: wanted a --cluster of unlike ranks or links with it"),
+    ("plan profile.json --ranks 1 --pack", 2, "--pack does nothing here: wanted more than one of --ranks with it"),
+    ("plan profile.json --ranks 2 --recompute auto", 2, "--recompute auto does nothing here: wanted --memory"),
+    ("plan profile.json --cluster cluster.json --head-room 0.2", 2, "--head-room does nothing here"),
+    ("plan profile.json --ranks 2 --out x.json --trace x.json", 2, "--out and --trace are both 'x.json'"),
+    ("plan profile.json --ranks 3 --from plan.json --trace plan.json", 2, "--from and --trace are both 'plan.json'"),
+    ("plan profile.json --ranks 2 --from plan.json", 2, "plan.json: the plan uses rank 2, but 2 ranks are offered"),
+    ("plan profile.json --ranks 2 --out texts", 2, "cannot write 'texts': it is a folder"),
+    ("plan plan.json --ranks 2", 2, "plan.json: /format is 'dynmo-plan-1', wanted 'dynmo-profile-1'"),
+    ("plan --config scenario.toml --device h100 --ranks 2", 2, "scenario.toml:4: 'cluster.pipeline_ranks' is not a known key"),
+    ("plan profile.json --ranks 2 --schedule interleaved --micro-batches 3", 2, "interleaved takes no 3 micro-batches"),
     ("plan profile.json --ranks 2 --out no/such/plan.json --balancer uniform", 2, "no/such"),
 ]
 SIMULATE = [
@@ -127,6 +156,21 @@ SIMULATE = [
     ("simulate scenario.toml --compare uniform,best", 2, "'best'"),
     ("simulate scenario.toml --compare", 2, "--compare has no value"),
     ("simulate scenario.toml --policy uniform", 2, "'--policy' is not known here"),
+    ("simulate scenario.toml --trace scenario.toml", 2, "SCENARIO and --trace are both 'scenario.toml': name another file"),
+    ("simulate scenario.toml --load-trace scenario.toml", 2, "SCENARIO and --load-trace are both 'scenario.toml'"),
+    ("simulate scenario.toml --set model.profile=profile.json --trace profile.json", 2, "model.profile and --trace are both 'profile.json'"),
+    ("simulate scenario.toml --compare uniform,uniform", 2, "policy.compare names 'uniform' twice"),
+    ("simulate scenario.toml --set policy.compare=[]", 2, "policy.compare is a list of 0, wanted 1 to 32 names"),
+    ("simulate scenario.toml --set model.heads=7", 2, "model.heads is 7, wanted a divisor of model.hidden (1024)"),
+    ("simulate scenario.toml --set freezing.enabled=true", 2, "a scenario names its source in dynamism.source"),
+    ("simulate scenario.toml --set cluster.memory=1MiB", 3, "rank"),
+    ("simulate scenario.toml --set dynamism.trace=nowhere", 2, "'nowhere'"),
+    ("simulate scenario.toml --set dynamism.source=early-exit --set early_exit.confidence=similarity", 2,
+     "early_exit.confidence is 'similarity' with early_exit.exit_loss = 0.1"),
+    ("simulate scenario.toml --set dynamism.source=early-exit --set early_exit.exit_loss=0.3", 2, "early_exit.exit_loss is 0.3 with a load"),
+    ("simulate scenario.toml --compare uniform --decisions", 2, "--decisions does nothing here: wanted a policy that re-plans"),
+    ("simulate scenario.toml --compare uniform --shares", 2, "--shares does nothing here: wanted a policy that re-plans"),
+    ("simulate scenario.toml --json --decisions", 2, "--decisions does nothing here: wanted no --json"),
     ("simulate typo.toml", 2, "typo.toml:2", "did you mean 'model.blocks'?"),
     ("simulate half.toml", 2, "half.toml:1", "wanted TOML"),
 ]
@@ -135,6 +179,12 @@ REPORT_TRACE_CTL = [
     ("report nowhere", 2, "nowhere"),
     ("report texts", 2, "'texts' has no summary.json"),
     ("report profile.json", 2, "profile.json"),
+    ("report texts --traffic", 2, "'texts' has no traffic.jsonl: wanted the folder of a run of several ranks"),
+    ("report texts data", 2, "2 runs, wanted one without --html"),
+    ("trace import profile.json --out profile.json", 2, "TRACE and --out are both 'profile.json'"),
+    ("trace gen --out profile.json --like profile.json", 2, "--like and --out are both 'profile.json'"),
+    ("trace gen --out t.tns --sizes 10 10 --slice-density 0.5", 2, "--slice-density does nothing here: wanted three of --sizes or more"),
+    ("trace gen --out t.tns --sizes 10 10 10 --scale steps=4", 2, "--scale does nothing here: wanted --counts or --costs with it"),
     ("trace", 2, "'trace' wants a command: import"),
     ("trace stats nowhere.tns", 2, "cannot read 'nowhere.tns'"),
     ("trace stats profile.json", 2, "profile.json:1"),
@@ -234,6 +284,25 @@ TRAIN = [
     ("train --data data --pipeline.stages_per_rank 4", 2, "pipeline.stages_per_rank is 4 with pipeline.schedule = 1f1b"),
     ("train --data data --checkpoint.keep 5", 2, "checkpoint.keep is 5 with checkpoint.every = 0"),
     ("train --data data --train.init nowhere TINY", 4, "nowhere"),
+    ("train --data data --out . TINY", 2, "which is of no run: wanted another --out"),
+    ("train --data data --out . --overwrite TINY", 2, "which is of no run: wanted another --out"),
+    ("train --data data --out data TINY", 2, "'data' holds 'data/dataset.json', which is of no run"),
+    ("train --data data --out texts/a.txt TINY", 2, "texts/a.txt"),
+    ("train --data data/train.bin TINY", 2, "data.vocabulary is not set"),
+    ("train --config scenario.toml --data data", 2, "scenario.toml:4: 'cluster.pipeline_ranks' is not a known key"),
+    ("train --data data --set train.validation_every=500", 2, "train.validation_every is 500 with train.steps = 200"),
+    ("train --data data --pipeline.schedule auto --pipeline.cut [2,6] -n 2", 2, "pipeline.schedule is 'auto' with pipeline.cut = [2, 6]"),
+    ("train --data data --model.sequence 100000 --out o", 2, "data/train.bin has ", "wanted at least 100001"),
+    ("train --data data --model.precision fp16", 2, "model.precision: 'fp16' is no precision"),
+    ("train --data data --data.vocabulary 300 --out o TINY", 2, "data.vocabulary is 300, but 'data' was prepared with 257"),
+    ("train --data data --pipeline.cut [1,2] -n 2 --out o TINY", 2, "pipeline.cut is [1, 2], wanted 2 parts"),
+    ("train --data data --restarts 2 --compare static,balanced --out o TINY", 2, "--restarts with --compare"),
+    (f"{LAUNCHED} train --data data -n 3 --out o TINY", 2, "-n (pipeline.ranks) is 3, but a launcher has started 2 ranks (RANK is set)"),
+    (f"{LAUNCHED} train --data data --pipeline.ranks 3 --dry-run TINY", 2, "-n (pipeline.ranks) is 3"),
+    (f"{LAUNCHED} train --data data --restarts 1 --out o TINY", 2, "--restarts for ranks that somebody else has started"),
+    ("RANK=0 train --data data --out o TINY", 2, "RANK but not WORLD_SIZE"),
+    ("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 train --data data --out o TINY", 2, "RANK='2'"),
+    ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=99999 train --data data --out o TINY", 2, "MASTER_PORT='99999'"),
 ]
 MODELS = [
     ("generate", 2, "model is required"),
@@ -262,6 +331,21 @@ MODELS = [
     ("checkpoint export-hf nowhere --out e", 4, "nowhere"),
     ("checkpoint import-hf texts i", 2, "'texts' has no config.json"),
     ("checkpoint import-hf texts", 2, "run is required"),
+    ("checkpoint import-hf run i", 2, "'run' has no config.json"),
+    ("checkpoint import-hf hf run", 2, "'run' has checkpoints already"),
+    ("checkpoint import-hf hf other", 2, "'other' holds 'other/config.toml': wanted a new folder"),
+    ("checkpoint export-hf run --out run-4", 2, "'run-4' is there and holds checkpoints", "--overwrite"),
+    ("checkpoint export-hf run --out texts/a.txt", 2, "texts/a.txt"),
+    ("checkpoint inspect hf", 4, "no usable checkpoint"),
+    ("generate data --prompt a", 4, "no usable checkpoint: 'data' has neither"),
+    ("generate run --prompt a --top-p 2 --temperature 1", 2, "top-p of 2, wanted above 0 and at most 1"),
+    ("generate run --prompt a --temperature -1", 2, "temperature of -1, wanted 0 or more"),
+    ("generate run --prompt-tokens 1 --scores s", 2, "--scores of 1 + 200 tokens, wanted at most the model's 16"),
+    ("report run --html run/summary.json", 2, "a file of the run and --html are both 'run/summary.json'"),
+    ("report run --traffic run/traffic.jsonl", 2, "a file of the run and --traffic are both 'run/traffic.jsonl'"),
+    ("report run --html x.html --traffic", 2, "--html with --traffic: wanted one of them"),
+    ("data prepare texts --out run", 2, "'run' holds checkpoints"),
+    ("plan run --ranks 2", 2, "cannot read 'run': Is a directory"),
 ]
 CORE = [*DATA, *PLAN, *SIMULATE, *REPORT_TRACE_CTL]
 
@@ -286,9 +370,13 @@ class Mistakes(ProgramCase):
         for name, text in files.items():
             (cls.folder / name).write_text(text)
         cls.must("data", "prepare", "texts", "--out", "data")
+        cls.must("plan", "profile.json", "--ranks", "3", "--balancer", "uniform", "--schedule", "1f1b", "--out", "plan.json")
         if RUNTIME.exists():
             cls.must("train", "--data", "data", "--out", "run", "-n", "1", *TINY, "--train.steps=4", "--checkpoint.every=2")
-            for copy in ("run-2", "run-3", "damaged"):  # one command at a time holds a run's lock
+            cls.must("checkpoint", "export-hf", "run", "--out", "hf")
+            (cls.folder / "other").mkdir()
+            (cls.folder / "other/config.toml").write_text("# mine\n")
+            for copy in ("run-2", "run-3", "run-4", "damaged"):  # one command at a time holds a run's lock
                 shutil.copytree(cls.folder / "run", cls.folder / copy)
             for manifest in (cls.folder / "damaged").rglob("manifest.json"):
                 manifest.write_text(manifest.read_text()[:-20])
@@ -301,11 +389,16 @@ class Mistakes(ProgramCase):
     def tearDownClass(cls):
         shutil.rmtree(cls.folder)
 
+    def run_words(self, words):
+        """NAME=VALUE before the command is a variable of its environment, as a launcher sets it."""
+        variables = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))
+        command = [part for word in words[len(variables):] if word for part in (TINY if word == "TINY" else [word])]
+        return self.run_program(*command, env=variables)
+
     def check(self, rows):
         before = content(self.folder)
-        words = [[part for word in row[0].split(" ") if word for part in (TINY if word == "TINY" else [word])] for row in rows]
         with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
-            results = list(pool.map(lambda row: self.run_program(*row), words))
+            results = list(pool.map(lambda row: self.run_words(row[0].split(" ")), rows))
         for row, result in zip(rows, results):
             with self.subTest(command=row[0]):
                 self.assert_error(result, row[1], *row[2:])
@@ -336,7 +429,7 @@ class Mistakes(ProgramCase):
     def test_the_table_has_as_many_as_were_tried_and_none_twice(self):
         commands = [row[0] for row in (*CORE, *TRAIN, *MODELS)]
         self.assertEqual(len(commands), len(set(commands)))
-        self.assertGreaterEqual(len(CORE), 110)
+        self.assertGreaterEqual(len(CORE), 150)
 
 
 if __name__ == "__main__":

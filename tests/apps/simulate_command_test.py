@@ -45,6 +45,47 @@ class Case(FreshFolderCase):
         return result.stdout
 
 
+class Advice(Case):
+    """A change that the last lines name is made, and the step is what they say."""
+    SCENARIO = ("[model]\nblocks = 8\nhidden = 512\nvocabulary = 512\nsequence = 512\n"
+                "[cluster]\npipeline_ranks = 4\n[training]\nsteps = 4\nmicro_batches = 16\n[policy]\ncompare = [\"optimal\"]\n")
+
+    def setUp(self):
+        super().setUp()
+        self.write("advice.toml", self.SCENARIO)
+
+    def advice(self, settings):
+        words = ["advice.toml", *(word for setting in settings for word in ("--set", setting))]
+        return self.answer(*words), json.loads(self.answer(*words, "--json"))["advice"]
+
+    def test_names_a_key_whose_change_does_what_it_says(self):
+        for limit, key, settings in [
+            ("messages", "inside_latency", ["training.micro_batches=15", "cluster.inside_latency=1ms"]),
+            ("messages", "inside_bandwidth", ["cluster.inside_bandwidth=100MB/s"]),
+            ("messages", "between_latency", ["training.micro_batches=15", "cluster.ranks_per_node=1", "cluster.between_latency=1ms"]),
+            ("messages", "between_bandwidth", ["cluster.ranks_per_node=1", "cluster.between_bandwidth=100MB/s"]),
+            ("messages", "micro_batch_size", ["cluster.inside_latency=300us", "training.micro_batches=64"]),
+            ("slow-rank", "speed", ["model.blocks=1", "cluster.slow_ranks=[2]", "cluster.slow_speed=0.5"]),
+            ("head", "head_slices", ["model.vocabulary=30000"]),
+            ("layer", "ranks", ["model.blocks=1", "training.micro_batches=200"]),
+            ("cut", "ranks", ["model.blocks=4", "cluster.pipeline_ranks=7", "training.micro_batches=400", "cluster.inside_latency=1ns"]),
+            ("fill", "schedule", ["training.micro_batches=4"]),
+            ("fill", "micro_batches", ["training.micro_batches=4", "training.schedule=zb-v", "cluster.inside_latency=1ns"]),
+        ]:
+            with self.subTest(key=key, settings=settings):
+                text, advice = self.advice(settings)
+                self.assertEqual((advice["limit"], advice["remedy"]["key"]), (limit, key), text)
+                sentence = next(line for line in text.splitlines() if "; " in line and " would take " in line)
+                changes = sentence[sentence.index("; ") + 2:sentence.index(" would take ")].split(" with ")
+                changes = [change.replace(" = ", "=") for change in changes]
+                given = {setting.split("=")[0]: setting for setting in [*settings, *changes]}
+                after = self.advice(given.values())[1]["all"]["step_time_s"]
+                for_the_same_tokens = 2 if key == "micro_batches" else 1
+                self.assertAlmostEqual(after / for_the_same_tokens / advice["remedy"]["step_time_s"], 1, places=6)
+                if key != "ranks":
+                    self.assertLess(after / for_the_same_tokens, 0.98 * advice["all"]["step_time_s"])
+
+
 class Answers(Case):
     def test_the_table_has_a_row_a_policy_and_is_the_same_twice(self):
         words = ("s.toml", "--compare", "uniform,static:optimal,time,optimal")

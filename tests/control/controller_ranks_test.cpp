@@ -7,6 +7,7 @@
 #include "controller_training.h"
 #include "dynmo/control/controller.h"
 #include "dynmo/plan/pack.h"
+#include "dynmo/plan/propose.h"
 
 namespace dynmo::control::testing {
 namespace {
@@ -160,6 +161,71 @@ TEST(Controller, AClusterIsAsMeasured) {
   EXPECT_EQ(cluster.inside_node.latency_s, 2e-6);
   EXPECT_EQ(cluster.replicas, 3);
   EXPECT_EQ(cluster.between_replicas.bandwidth_bytes_per_s, 2e9);
+}
+
+// The second of four ranks is lost.
+Expected<AfterLoss> lose_one(Training& training) {
+  training.controller.ranks_changed(numbers({0, 2, 3}));
+  training.cluster.ranks.pop_back();
+  return training.controller.after_loss({.plan = training.plan,
+                                         .step = training.step,
+                                         .known = training.costs,
+                                         .cluster = training.cluster});
+}
+
+TEST(Controller, PlansForTheRanksThatAreLeftAfterALoss) {
+  Training training;
+  training.scale(0, 4, 3);
+  training.run(20);
+  const plan::Plan before = training.plan;
+  const auto after = lose_one(training);
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(after->fault, "");
+  const Decision& decision = after->decision;
+  EXPECT_TRUE(decision.migrate);
+  EXPECT_EQ(decision.why, "ranks were lost");
+  EXPECT_EQ(decision.plan.ranks, 3);
+  EXPECT_EQ(decision.plan.generation, before.generation + 1);
+  EXPECT_TRUE(plan::validate(decision.plan, 16));
+  EXPECT_EQ(decision.ranks_before, 4);
+  EXPECT_EQ(decision.ranks_after, 3);
+  const auto best = plan::propose(
+      plan::Balancer::kOptimal,
+      {.model = training.costs, .cluster = training.cluster, .micro_batches = kMicroBatches});
+  EXPECT_NEAR(decision.planned_step_s, best->evaluation.step_time_s, 1e-9);
+  // It is no change of the work: there is nothing to plan for again.
+  training.plan = decision.plan;
+  EXPECT_FALSE(training.decide());
+}
+
+TEST(Controller, LooksForABetterPlanAfterAQuickOne) {
+  Training training;
+  training.controller = Controller(
+      training.costs,
+      {.policy = {.rank_use = RankUse::kFewest}, .micro_batches = kMicroBatches, .steps = 1000});
+  training.run(20);
+  const auto after = lose_one(training);
+  ASSERT_TRUE(after) << after.error().message;
+  training.plan = after->decision.plan;
+  EXPECT_TRUE(training.decide());
+}
+
+TEST(Controller, CutsEvenlyAfterALossIfNothingElseIsPossible) {
+  Training unmeasured;
+  auto after = lose_one(unmeasured);
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(after->fault, "");
+  EXPECT_EQ(after->decision.plan,
+            plan::make_plan({6, 5, 5}, schedule::ScheduleKind::k1F1B, /*generation=*/1));
+
+  Training full;
+  full.run(20);
+  for (cost::ClusterRank& rank : full.cluster.ranks) rank.memory = Bytes{10};
+  after = lose_one(full);
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_NE(after->fault, "");
+  EXPECT_EQ(after->decision.plan.stages,
+            plan::make_plan({6, 5, 5}, schedule::ScheduleKind::k1F1B).stages);
 }
 
 }  // namespace

@@ -32,10 +32,12 @@ TEST(StepStats, AreThoseThatAllRanksAgreeOn) {
 TEST(StepStats, ARankWithoutLayersIsNoImbalance) {
   const std::vector<double> busy_s = {1, 1, 0.5, 0};
   const auto schedule = schedule::ScheduleKind::k1F1B;
-  EXPECT_DOUBLE_EQ(imbalance(busy_s, positions({0, 1, 2, 3}), plan::make_plan({4, 4, 4, 0}, schedule)),
-                   1 / (2.5 / 3) - 1);
-  EXPECT_DOUBLE_EQ(imbalance(busy_s, positions({0, 1, 2, 3}), plan::make_plan({4, 4, 3, 1}, schedule)),
-                   1 / (2.5 / 4) - 1);
+  EXPECT_DOUBLE_EQ(
+      imbalance(busy_s, positions({0, 1, 2, 3}), plan::make_plan({4, 4, 4, 0}, schedule)),
+      1 / (2.5 / 3) - 1);
+  EXPECT_DOUBLE_EQ(
+      imbalance(busy_s, positions({0, 1, 2, 3}), plan::make_plan({4, 4, 3, 1}, schedule)),
+      1 / (2.5 / 4) - 1);
   // Two replicas of a pipeline of two ranks.
   EXPECT_DOUBLE_EQ(imbalance(busy_s, positions({0, 1, 0, 1}), plan::make_plan({4, 0}, schedule)),
                    1 / 0.75 - 1);

@@ -4,9 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "dynmo/cost/device.h"
+#include "dynmo/cost/transformer.h"
 #include "dynmo/plan/pack.h"
+#include "dynmo/plan/question.h"
 #include "tests/plan/cuts.h"
 
 namespace dynmo::plan {
@@ -163,17 +169,129 @@ TEST(Advice, WhatBoundsTheStepIsNamed) {
       advice_on({.models = {timed_model(times)}, .cluster = four, .micro_batches = 100});
   EXPECT_EQ(layer.limit, StepLimit::kLayer);
   EXPECT_EQ(layer.layer, "layer 5");
-  EXPECT_FALSE(layer.remedy);
+  ASSERT_TRUE(layer.remedy);  // 15, 40 and 30 ms
+  EXPECT_EQ(layer.remedy->key, AdviceKey::kRanks);
+  EXPECT_EQ(layer.remedy->value, "3");
+  EXPECT_DOUBLE_EQ(layer.remedy->step_s, *optimal_step_s({timed_model(times)}, four, 3, 100));
 
   // Six layers on four ranks: 2, 2, 1, 1.
   const Advice cut = advice_on(
       {.models = {timed_model(std::vector<double>(6, 3))}, .cluster = four, .micro_batches = 100});
   EXPECT_EQ(cut.limit, StepLimit::kCut);
+  ASSERT_TRUE(cut.remedy);
+  EXPECT_EQ(cut.remedy->key, AdviceKey::kRanks);
+  EXPECT_EQ(cut.remedy->value, "3");
+}
 
-  cost::Cluster far = four;
+// A question with an even cut of four ranks under 1F1B.
+Question question_on(const cost::ModelCost& model, const cost::Cluster& cluster,
+                     int micro_batches) {
+  Question question;
+  question.model = model;
+  set_cluster(question, cluster, {});
+  question.micro_batches = micro_batches;
+  question.balancer = Balancer::kOptimal;
+  question.schedule = schedule::ScheduleKind::k1F1B;
+  return question;
+}
+
+Advice advice_of(const Question& question) {
+  const auto given = answer(question);
+  EXPECT_TRUE(given) << given.error().message;
+  EXPECT_TRUE(given->advice);
+  return *given->advice;
+}
+
+double step_s_of(const Question& question) { return answer(question)->evaluation.step_time_s; }
+
+TEST(Advice, MessagesNameTheLinkThatShortensTheStep) {
+  cost::ModelCost even = timed_model(std::vector<double>(16, 3));
+  for (cost::LayerCost& layer : even.layers) layer.boundary_bytes = Bytes{1'000'000};
+  const auto check = [&](const cost::Cluster& cluster, AdviceKey key, const std::string& value,
+                         const cost::Cluster& changed) {
+    const Advice advice = advice_of(question_on(even, cluster, 8));
+    EXPECT_EQ(advice.limit, StepLimit::kMessages);
+    ASSERT_TRUE(advice.remedy) << name(key);
+    EXPECT_EQ(advice.remedy->key, key);
+    EXPECT_EQ(advice.remedy->value, value);
+    EXPECT_LT(advice.remedy->step_s, 0.98 * advice.all.step_s);
+    EXPECT_DOUBLE_EQ(advice.remedy->step_s, step_s_of(question_on(even, changed, 8)));
+  };
+  cost::Cluster far = cost::equal_ranks(4);
+  far.inside_node = {.latency_s = 20e-3, .bandwidth_bytes_per_s = 1e12};
+  cost::Cluster near = far;
+  near.inside_node.latency_s = 10e-3;
+  check(far, AdviceKey::kInsideLatency, "0.01", near);
+  cost::Cluster narrow = cost::equal_nodes(4, 1);
+  narrow.between_nodes = {.latency_s = 1e-6, .bandwidth_bytes_per_s = 50e6};
+  cost::Cluster wide = narrow;
+  wide.between_nodes.bandwidth_bytes_per_s = 100e6;
+  check(narrow, AdviceKey::kBetweenBandwidth, "1e+08", wide);
+}
+
+TEST(Advice, LargerMicroBatchesAreNamedWhereMessagesAreMany) {
+  const cost::TransformerShape shape = cost::transformer_shape(
+      {.vocabulary = 512, .hidden = 512, .blocks = 8, .sequence = 128}, cost::Architecture::kLlama);
+  const auto device = cost::find_device("h100");
+  ASSERT_TRUE(device);
+  const auto asked = [&](std::int64_t size, int micro_batches) {
+    cost::TransformerShape sized = shape;
+    sized.micro_batch_size = size;
+    cost::Cluster cluster = cost::equal_ranks(4);
+    cluster.inside_node.latency_s = 5e-3;
+    Question question = question_on({}, cluster, micro_batches);
+    EXPECT_TRUE(set_shape(question, sized, *device));
+    return question;
+  };
+  const Advice advice = advice_of(asked(1, 64));
+  EXPECT_EQ(advice.limit, StepLimit::kMessages);
+  ASSERT_TRUE(advice.remedy);
+  EXPECT_EQ(advice.remedy->key, AdviceKey::kMicroBatchSize);
+  EXPECT_EQ(advice.remedy->value, "2");
+  ASSERT_TRUE(advice.remedy->with);
+  EXPECT_EQ(advice.remedy->with->key, AdviceKey::kMicroBatches);
+  EXPECT_EQ(advice.remedy->with->value, "32");
+  EXPECT_DOUBLE_EQ(advice.remedy->step_s, step_s_of(asked(2, 32)));
+}
+
+TEST(Advice, ASlowRankIsNamedWithTheSpeedOfTheOthers) {
+  const cost::ModelCost four = timed_model({3, 3, 3, 3});
+  cost::Cluster cluster = cost::equal_ranks(4);
+  cluster.ranks[2].speed = 0.7;
+  const Advice advice = advice_of(question_on(four, cluster, 64));
+  EXPECT_EQ(advice.limit, StepLimit::kSlowRank);
+  ASSERT_TRUE(advice.remedy);
+  EXPECT_EQ(advice.remedy->key, AdviceKey::kSpeed);
+  EXPECT_DOUBLE_EQ(advice.remedy->step_s, step_s_of(question_on(four, cost::equal_ranks(4), 64)));
+}
+
+TEST(Advice, ABalancerWhoseCutIsWorseIsNamed) {
+  const cost::ModelCost uneven = timed_model({1, 1, 1, 1, 1, 1, 4, 4});
+  Question question = question_on(uneven, cost::equal_ranks(4), 64);
+  question.balancer = Balancer::kUniform;
+  const Advice advice = advice_of(question);
+  EXPECT_EQ(advice.limit, StepLimit::kBalancer);
+  ASSERT_TRUE(advice.remedy);
+  EXPECT_EQ(advice.remedy->key, AdviceKey::kBalancer);
+  question.balancer = Balancer::kOptimal;
+  EXPECT_DOUBLE_EQ(advice.remedy->step_s, step_s_of(question));
+  EXPECT_NE(advice_of(question).limit, StepLimit::kBalancer);
+}
+
+TEST(Advice, AChangeThatGainsNothingIsNotNamed) {
+  const cost::ModelCost even = timed_model(std::vector<double>(16, 3));
+  cost::Cluster far = cost::equal_ranks(4);
   far.inside_node.latency_s = 20e-3;
-  EXPECT_EQ(advice_on({.models = {even}, .cluster = far, .micro_batches = 8}).limit,
-            StepLimit::kMessages);
+  const auto same = [&](StepLimit) {
+    return std::vector<AdviceChange>{{.set = {AdviceKey::kInsideLatency, "0.02"},
+                                      .models = {even},
+                                      .cluster = far,
+                                      .micro_batches = 8}};
+  };
+  const Advice advice =
+      advice_on({.models = {even}, .cluster = far, .micro_batches = 8, .changes = same});
+  EXPECT_EQ(advice.limit, StepLimit::kMessages);
+  EXPECT_NE(advice.remedy ? advice.remedy->key : AdviceKey::kMemory, AdviceKey::kInsideLatency);
 }
 
 // The memory that is named is enough for the step that is named, and a byte less is not.

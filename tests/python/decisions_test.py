@@ -126,7 +126,7 @@ class Decisions(Case):
                             {**step, "layers": layers[:1]}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "12 layers and 1 ranks, wanted 12 and 2", decisions.observe,
                             {**step, "ranks": [{}]}, plan_of([6, 6]), 0)
-        self.assert_refused(dynmo.BadInputError, "/step_s: is 0, wanted the seconds of the step", decisions.observe,
+        self.assert_refused(dynmo.BadInputError, "/step_s is 0, wanted the seconds of the step", decisions.observe,
                             {**step, "step_s": 0.0}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "/layers/0/forward_s", decisions.observe,
                             {**step, "layers": [{"forward_s": -1.0}, *layers[1:]]}, plan_of([6, 6]), 0)

@@ -37,9 +37,10 @@ class Plan(Case):
             if balancer == "v-pair" and schedule == "1f1b" or balancer == "blocks":  # no layer is named blocks.N
                 continue
             with self.subTest(balancer=balancer, schedule=schedule):
-                plan = dynmo.plan(UNEVEN, ranks=3, micro_batches=6, balancer=balancer, schedule=schedule, **QUICK)
+                searches = balancer == "search"
+                plan = dynmo.plan(UNEVEN, ranks=3, micro_batches=6, balancer=balancer, schedule=schedule, **(QUICK if searches else {}))
                 self.assert_same(plan, "p.json", "--ranks", 3, "--micro-batches", 6, "--balancer", balancer, "--schedule",
-                                 schedule, "--evaluations", 300)
+                                 schedule, *(["--evaluations", 300] if searches else []))
 
     def test_prints_what_the_program_prints(self):
         self.write("p.json", UNEVEN)
@@ -178,6 +179,7 @@ class BadInput(Case):
             ("device", LLAMA, {"ranks": 2}),
             ("device goes with", UNEVEN, {"ranks": 2, "device": "h100"}),
             ("slack goes with pack", UNEVEN, {"ranks": 2, "slack": 0.5}),
+            ("evaluations goes with balancer='search'", UNEVEN, {"ranks": 2, "balancer": "optimal", "evaluations": 9}),
             ("head_room is 1", UNEVEN, {"ranks": 2, "head_room": 1.0}),
             ("memory", UNEVEN, {"ranks": 2, "memory": "80 apples"}),
             ("current", UNEVEN, {"ranks": 1, "current": dynmo.plan(profile([1e-3]), 1)}),

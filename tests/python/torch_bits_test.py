@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses, weights and optimizer state are those of the user's own loop on the unmodified model, bit for bit."""
+import itertools
 import unittest
 
 from drawn import drawn
@@ -41,6 +42,12 @@ class Bits(RankCase):
         for ranks, torchrun in ((3, False), (2, True)):
             with self.subTest(ranks=ranks):
                 self.compare(cases, ranks, torchrun=torchrun)
+
+    def test_adapters_on_a_frozen_base(self):
+        common = {"steps": 8, "micro_batches": 4, "clip": 1.0, "adapters": True}
+        kinds = itertools.product(("llama", "qwen3"), (False, "plain", "reentrant"))
+        cases = [{**common, "family": family, "checkpointing": kind, "seed": 40 + index} for index, (family, kind) in enumerate(kinds)]
+        self.compare(drawn(cases, 2, "the adapters"), 3)
 
     def test_one_rank_is_the_plain_loop(self):
         self.compare([{"family": "gemma3_text", "steps": 12, "micro_batches": 2, "clip": 1.0, "freeze": True}], 1)

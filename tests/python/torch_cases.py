@@ -36,9 +36,34 @@ def make_model(case):
     config = AutoConfig.for_model(case["family"], **{**FAMILIES[case["family"]], **case.get("config", {})})
     assert config.num_hidden_layers == case.get("config", {}).get("num_hidden_layers", 4)
     model = AutoModelForCausalLM.from_config(config)
+    if case.get("adapters"):
+        add_adapters(model)
     if case.get("checkpointing"):
-        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_enable({"use_reentrant": case["checkpointing"] == "reentrant"})
+        if case.get("adapters"):
+            model.enable_input_require_grads()  # else reentrant checkpoints of frozen inputs have no gradients
     return model.train()
+
+
+class Adapter(torch.nn.Module):
+    """A frozen product with a trained one of low rank beside it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down, self.up = torch.nn.Linear(base.in_features, 4, bias=False), torch.nn.Linear(4, base.out_features, bias=False)
+        torch.nn.init.zeros_(self.up.weight)
+
+    def forward(self, given):
+        return self.base(given) + self.up(self.down(given))
+
+
+def add_adapters(model):
+    model.requires_grad_(False)
+    for module in list(model.modules()):
+        for name in ("q_proj", "v_proj"):
+            if hasattr(module, name):
+                setattr(module, name, Adapter(getattr(module, name)))
 
 
 def make_optimizer(case, parameters):

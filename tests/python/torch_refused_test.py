@@ -150,10 +150,13 @@ class Refused(Case):
     def test_a_split_that_is_almost_right(self):
         from dynmo.torch import decoder
 
+        def louder(given):
+            return {name: value * (1 + 1e-6) for name, value in given.items()} if isinstance(given, dict) else given * (1 + 1e-6)
+
         for tampered in ("_run_block", "_run_behind"):
             real = getattr(decoder.Decoder, tampered)
-            with mock.patch.object(decoder.Decoder, tampered, lambda *a, real=real: real(*a) * (1 + 1e-6)):
-                self.refuse("layer", llama())
+            with mock.patch.object(decoder.Decoder, tampered, lambda *a, real=real: louder(real(*a))):
+                self.refuse("the whole", llama())
 
     def test_optimizers(self):
         model = llama()

@@ -89,7 +89,9 @@ class Waiting(unittest.TestCase):
                 [split.begin(batch, 0) for _ in range(MICRO_BATCHES)], noted, lambda loss: loss, 0, None, agree,
             ).run()
         balancer = live.Balancer(split, 2, {"micro_batches": MICRO_BATCHES, "accumulation": 1, "steps": 0, "balancer": "optimal"})
-        return balancer.own_part(plan, rank, noted, {}, clock.now, 8), clock.now
+        context = split.begin(batch, 0)
+        split.describe(context)
+        return balancer.own_part(plan, rank, noted, {}, clock.now, context), clock.now
 
     def test_is_booked_neither_to_layers_nor_to_actions(self):
         for rank in range(2):

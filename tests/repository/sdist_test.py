@@ -9,7 +9,8 @@ import tomllib
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETTINGS = PYPROJECT["project"], PYPROJECT["tool"]["scikit-build"]
 
 
 def files():
@@ -33,6 +34,10 @@ class SourceDistribution(unittest.TestCase):
             command += [f"-D{name}={value}" for name, value in settings.items()]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            # Without a checkout the program has its version and no commit.
+            built = subprocess.run(["cmake", "--build", command[6], "--target", "dynmo_version_source"], capture_output=True, text=True, check=False)
+            self.assertEqual(built.returncode, 0, built.stdout + built.stderr)
+            self.assertIn(f'kVersion = "{PROJECT["version"]}"', (pathlib.Path(folder) / "build/version/version.cpp").read_text())
 
 
 if __name__ == "__main__":

@@ -35,11 +35,10 @@ NO_VERB = ("Actions|Always|Bits|Blocks|Bytes|Cosines|Costs|Descriptors|Elements|
            "States|Steps|Tables|Tasks|Tensors|This|Times|Tokens|Transports|Values|Views|Weights")
 VERB = re.compile(rf"(?!(?:{NO_VERB})\b)(?:[A-Z][a-z]+s|Like)\b")
 AVOIDED = re.compile(r"\b(who|whoever|somebody|nobody|as many|so many|anew|besides|gone|hears|(?<!in )turns?|the one|the other ones|for want of)\b", re.IGNORECASE)
-# Limits of each folder that was rewritten, and of all headers together: a few sentences above today's figures, and they only fall. Shares are per cent.
+# Limits of each folder of dynmo/, and of all headers together: a few sentences above today's figures, and they only fall. Shares are per cent.
 FIGURES = ("median", "above 25 words", "above 30 words", "avoided words", "functions without a verb")
-REWRITTEN = ("c10d", "checkpoint", "elastic", "kernels", "model", "process", "runtime", "schedule", "sim", "tensor", "transport", "weights")
-LIMITS = (12, 5, 2.5, 3, 10)
-LIMITS_OF_ALL = (12, 7.5, 4.5, 130, 45)
+LIMITS = (11, 2.5, 1, 2, 5)
+LIMITS_OF_ALL = (11, 0.5, 0.3, 8, 1.5)
 
 
 def listed_words():
@@ -204,9 +203,8 @@ class Words(unittest.TestCase):
 
     def test_of_headers_are_short_sentences_that_begin_with_a_verb(self):
         found = figures_by_folder()
-        self.assertLessEqual(set(REWRITTEN), set(found))
-        by_folder = [line for folder in REWRITTEN for line in figure_faults(folder, found[folder], LIMITS)]
-        self.assertEqual(by_folder + figure_faults("all", found["all"], LIMITS_OF_ALL), [])
+        self.assertGreater(len(found), 20)
+        self.assertEqual([line for folder, figures in found.items() for line in figure_faults(folder, figures, LIMITS_OF_ALL if folder == "all" else LIMITS)], [])
 
     def test_that_count_are_counted(self):
         long_one = "// Returns " + "a " * 26 + "b.\nint f();\n"
@@ -215,7 +213,7 @@ class Words(unittest.TestCase):
         self.assertEqual(figures(["// The rank.\ntemplate <typename T>\n[[nodiscard]] int f(T x);\n\n// Likes whoever hears.\nint g() {\n"]),
                          (2.5, 0, 0, 2, 50))
         self.assertEqual(figures([long_one, "// 1. One, e.g. 1. two\n// 2. Three\n// four.\n//\n//   x = 1\n//   y = 2\nusing F = int(int);\n"]), (4, 100 / 3, 0, 0, 0))
-        self.assertEqual(figure_faults("x", (12, 5, 9, 3, 10), LIMITS), ["x: above 30 words: 9.0, limit 2.5"])
+        self.assertEqual(figure_faults("x", (12, 5, 9, 3, 10), (12, 5, 2.5, 3, 10)), ["x: above 30 words: 9.0, limit 2.5"])
 
 
 def main():

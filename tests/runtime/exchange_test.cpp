@@ -65,8 +65,8 @@ TEST(Exchange, TellsAllRanksTheSame) {
     // The losses of layers 1 and 2; a third micro-batch, of which layer 2 says nothing, is 0 there.
     EXPECT_EQ(all.losses, (std::vector<double>{14.25, 16, 0.5, 28.75, 32, 1.5}));
     EXPECT_EQ(all.busy_s, (std::vector<double>{9, 18, 27, 36}));
-    EXPECT_EQ(all.stats.overhead.overhead_s, 10);                       // least
-    EXPECT_EQ(all.stats.overhead.action_s, 13.0 * 10 / (14 * 10));      // of all actions of all ranks
+    EXPECT_EQ(all.stats.overhead.overhead_s, 10);                   // least
+    EXPECT_EQ(all.stats.overhead.action_s, 13.0 * 10 / (14 * 10));  // of all actions of all ranks
     EXPECT_EQ(all.stats.overhead.message_s, (15.0 * 1 + 15 * 3) / 2);   // of those who measured it
     EXPECT_EQ(all.stats.overhead.reduction_bytes_per_s, std::nullopt);  // nobody did
     EXPECT_EQ(all.stats.plan_s, 44);                                    // largest

@@ -33,7 +33,8 @@ class Drawn {
   // At most so many ranks more than at the start.
   static constexpr int kJoiners = 3;
 
-  Drawn(std::uint64_t seed, bool sizes) : rng_(mix_key({0xDEC1, seed})), sizes_(sizes) {
+  Drawn(std::uint64_t seed, bool sizes, bool losses = false)
+      : rng_(mix_key({0xDEC1, seed})), sizes_(sizes), losses_(losses) {
     const int ranks = plan::pick(rng_, 2, 4);
     for (int i = 0; i < ranks; ++i) there_.push_back(i);
     positions_ = ranks + (sizes ? kJoiners : 0);
@@ -139,6 +140,7 @@ class Drawn {
     job.scenario.policy.release_after = options.release_after;
     job.scenario.policy.ranks_min = options.min_ranks;
     job.scenario.events = events_;
+    if (losses_) job.scenario.training.checkpoint_every = 1;  // no step is taken back
     job.device = cost::find_device("h100").value();
     job.load = std::move(load);
     return job;
@@ -152,6 +154,7 @@ class Drawn {
   int joins = 0;     // events
   int vacated = 0;   // moves off ranks that leave
   int released = 0;  // ranks
+  int lost = 0;      // events
   int chosen = 0;    // sets of recomputed layers
 
  private:
@@ -219,7 +222,13 @@ class Drawn {
     }
     for (int i = 0; i < joining; ++i) event.join.push_back(next_position() + i);
     joins += joining > 0 ? 1 : 0;
-    if (!std::ranges::includes(kept, plan::ranks_at_work(plan_))) {
+    const bool stranded = !std::ranges::includes(kept, plan::ranks_at_work(plan_));
+    if (stranded && losses_ && rng_.uniform() < 0.5) {
+      event.failure = true;
+      ++lost;
+      return lose(step, kept, joining, std::move(event));
+    }
+    if (stranded) {
       DYNMO_ASSIGN(const control::Decision decision, decisions_->vacate(now(step), kept));
       carry_out(step, decision);
       ++vacated;
@@ -229,8 +238,33 @@ class Drawn {
     return {};
   }
 
+  // The others continue. The lost ranks send no message.
+  Expected<void> lose(std::int64_t step, const std::vector<Rank>& kept, int joining, Event event) {
+    const plan::Plan before = plan_;
+    renumber(kept, joining);
+    control::Controller controller = decisions_->take_controller();
+    const cost::ModelCost known = controller.profiler().known(frozen_layers_);
+    const cost::Cluster there = control::as_measured(
+        cost::equal_ranks(ranks(), options_.memory), controller.profiler().overhead(),
+        options_.replicas, options_.controller.accumulation);
+    DYNMO_ASSIGN(
+        const control::AfterLoss after,
+        controller.after_loss({.plan = before, .step = step, .known = known, .cluster = there}));
+    EXPECT_EQ(after.fault, "");
+    decisions_.emplace(std::move(controller), ranks(), options_);
+    carry_out(step, after.decision);
+    events_.push_back(std::move(event));
+    return {};
+  }
+
   // The next group, whose ranks were all given what one of the last one knew.
   void regroup(const std::vector<Rank>& kept, int joining) {
+    const int count = static_cast<int>(kept.size()) + joining;
+    plan_ = plan::with_more_ranks(plan::without_others(plan_, kept), count);
+    ++plan_.generation;
+    renumber(kept, joining);
+  }
+  void renumber(const std::vector<Rank>& kept, int joining) {
     std::vector<std::optional<Rank>> before(kept.begin(), kept.end());
     before.resize(before.size() + static_cast<std::size_t>(joining));
     const int first = next_position();
@@ -239,8 +273,6 @@ class Drawn {
     for (int i = 0; i < joining; ++i) there.push_back(first + i);
     came_ += joining;
     there_ = std::move(there);
-    plan_ = plan::with_more_ranks(plan::without_others(plan_, kept), ranks());
-    ++plan_.generation;
     control::Controller controller = decisions_->take_controller();
     controller.ranks_changed(before);
     control::Controller newcomers(known_, options_.controller);
@@ -265,7 +297,8 @@ class Drawn {
                            .action_s = 1e-6 * rng_.uniform(),
                            .message_s = 1e-6 * rng_.uniform(),
                            .reduction_bytes_per_s = {}};
-    if (options_.replicas > 1) step.stats.overhead.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
+    if (options_.replicas > 1)
+      step.stats.overhead.reduction_bytes_per_s = 1e9 * (1 + rng_.uniform());
     step.stats.plan_s = 1e-4 * rng_.uniform();
     step.stats.migrate_s = 1e-3 * rng_.uniform();
     return step;
@@ -296,6 +329,7 @@ class Drawn {
 
   Rng rng_;
   bool sizes_;
+  bool losses_;
   control::DecisionsOptions options_;
   int positions_ = 0;       // of the scenario
   int came_ = 0;            // ranks that have come
@@ -375,6 +409,20 @@ TEST(SimulatedDecisions, OfAThousandRunsWhoseRanksComeAndGoAreThoseOfThePipeline
   EXPECT_GT(vacated, kRuns / 2);
   EXPECT_GT(released, kRuns / 5);
   EXPECT_GT(moves, kRuns * 3 / 2);
+}
+
+// After a loss the controller plans for the ranks that are left.
+TEST(SimulatedDecisions, OfAThousandRunsThatLoseRanksAreThoseOfThePipelinesCaller) {
+  int lost = 0;
+  int vacated = 0;
+  for (std::uint64_t seed = 1; seed <= static_cast<std::uint64_t>(kRuns); ++seed) {
+    Drawn run(seed, /*sizes=*/true, /*losses=*/true);
+    ASSERT_NO_FATAL_FAILURE(expect_the_same(run, fmt::format("seed {}", seed)));
+    lost += run.lost;
+    vacated += run.vacated;
+  }
+  EXPECT_GT(lost, kRuns / 4);
+  EXPECT_GT(vacated, kRuns / 4);
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ def held_port():
 class ProgramCase(unittest.TestCase):
     """`self.folder` is where the program runs."""
 
-    def run_program(self, *words, timeout=100):
+    def run_program(self, *words, timeout=100, env=None):
         return subprocess.run([DYNMO, *map(str, words)], capture_output=True, text=True, timeout=timeout, check=False,
-                              stdin=subprocess.DEVNULL, cwd=self.folder, env={**os.environ, "LC_ALL": "C"})
+                              stdin=subprocess.DEVNULL, cwd=self.folder, env={**os.environ, "LC_ALL": "C", **(env or {})})
 
     def assert_error(self, result, code, *words):
         """One line on standard error, with all words; `dynmo simulate` also says how long a policy took."""

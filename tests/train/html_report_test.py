@@ -188,6 +188,7 @@ class HtmlReport(RunCase):
             self.assertEqual(head["model"], "llama of 3 blocks, hidden 32, sequence 16, with freezing")
             self.assertEqual((head["ranks"], head["steps"]), (str(RANKS), f"0 to {STEPS - 1}"))
             self.assertEqual("gain" in head, name == "balanced")
+            self.assertEqual(head["program"], subprocess.run([DYNMO, "--version"], capture_output=True, text=True, check=True).stdout.strip())
             moved = [event for event in events if event["event"] == "move"]
             self.assertEqual(head["moves"].split(",")[0], str(len(moved)))
         tables_named = {name for chart in document["charts"] for name in chart["tables"]}
@@ -203,6 +204,14 @@ class HtmlReport(RunCase):
         self.assertEqual([(row["step"], row["exit"], row["order"], row["share"]) for row in exits],
                          [(step, name, i, row[i] / 64) for step, row in enumerate(EXITS_LEFT) for i, name in enumerate(("exit 0", "exit 1", "head"))])
         self.assertNotIn("{{", page.split("</script>")[0], "the places of document and script are filled")
+
+    def test_the_programs_that_wrote_a_run_are_named_in_their_order(self):
+        run = self.folder / "resumed"
+        write_lines(run / "records/rank-0.jsonl", (record(step) for step in range(4)))
+        start = {"event": "start", "plan": plan_of([2], 0), "micro_batches": 4}
+        write_lines(run / "events.jsonl", [{**start, "step": 0, "program": "dynmo 0.1.0 (a)"}, {**start, "step": 1, "program": "dynmo 0.1.0 (a)"},
+                                           {**start, "step": 2, "program": "dynmo 0.1.0 (b)"}, {**start, "step": 3}])
+        self.assertEqual(dict(self.document(str(run))[0]["runs"][0]["head"])["program"], "dynmo 0.1.0 (a), then dynmo 0.1.0 (b)")
 
     def test_a_long_run_is_drawn_from_means(self):
         """10,000 steps of 98 layers: as many columns as a screen shows, and a page that can be sent."""

@@ -79,9 +79,14 @@ class Replicas(RunCase):
     def test_ranks_that_others_started_are_not_those_of_the_flag(self):
         with held_port() as port:
             env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            done = self.run_command(self.command("-n", "2", run="launched", extra=("train.steps=2",)), env=env)
+            for words in ("-n", "2"), ("--pipeline.ranks", "2"), ("-n", "2", "--dry-run"):
+                self.assert_error(self.run_command(self.command(*words, run="launched"), env=env), 2,
+                                  "-n (pipeline.ranks) is 2, but a launcher has started 1 rank (RANK is set)")
+            # A config may be that of another run.
+            (self.folder / "two.toml").write_text("[pipeline]\nranks = 2\n")
+            done = self.run_command(self.command("--config", "two.toml", run="launched", extra=("train.steps=2",)), env=env)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("ranks    1 of the launcher: pipeline.ranks = 2 (-n) counts ranks that `dynmo train` starts", done.stdout)
+        self.assertIn("ranks    1 of the launcher: pipeline.ranks = 2 counts ranks that `dynmo train` starts", done.stdout)
 
     def test_no_replicas(self):
         env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -135,8 +135,8 @@ class EarlyExit final : public LoadModel {
     const auto tokens = static_cast<double>(dense_.shape.tokens());
     const auto hidden = static_cast<double>(dense_.shape.hidden);
     const bool sliced = dense_.shape.head_slices > 1;
-    // The head learns from all that come where those that stay have a loss, and the classifier from
-    // whether it is right about them; it is asked of all where its own scores decide.
+    // The head learns from all incoming tokens if staying ones have a loss. The classifier learns
+    // from the head's correctness. The head runs for all tokens if its own scores decide.
     const bool learns =
         options_.exit_loss > 0 || options_.confidence == ExitConfidence::kClassifier;
     const bool asked = learns || options_.confidence == ExitConfidence::kGap;

@@ -18,7 +18,12 @@ constexpr std::array<std::string_view, 3> kConfidenceNames = {"gap", "similarity
 
 std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
   const ActsIf follows = when("threshold", between(0, 0), "early_exit.threshold = 0");
-  const ActsIf leaves = when("threshold", from_below(0, 1), "early_exit.threshold = 0");
+  const ActsIf leaves = when("threshold", from_below(0, 1), "an early_exit.threshold below 1");
+  // A head that has a loss is asked of all tokens, by whatever confidence they leave. How much the
+  // loss counts changes no cost.
+  const ActsIf without_loss = when("exit_loss", between(0, 0), "early_exit.exit_loss = 0");
+  const ActsIf none = when_so(o.exit_loss == 0, "a load, whose exits have a loss or none",
+                              "early_exit.exit_loss = 0");
   return {
       {.name = "survivors",
        .field = &o.survivors,
@@ -46,7 +51,8 @@ std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
       {.name = "confidence",
        .field = toml_choice(&o.confidence, kConfidenceNames),
        .allowed = {},
-       .help = "by which a token leaves"},
+       .help = "by which a token leaves",
+       .acts_in_load_if = {without_loss}},
       {.name = "threshold",
        .field = &o.threshold,
        .allowed = between(0, 1),
@@ -55,7 +61,8 @@ std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
       {.name = "exit_loss",
        .field = &o.exit_loss,
        .allowed = between(0, 10),
-       .help = "weight of the loss at an exit of tokens that stay"},
+       .help = "weight of the loss at an exit of tokens that stay",
+       .acts_in_load_if = {none}},
       {.name = "row_room",
        .field = &o.row_room,
        .allowed = above_to(0, 1e6),

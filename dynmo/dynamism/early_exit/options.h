@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Early exit: its keys, one table for a training and for a scenario.
+// The keys of early exit, one table for a training and for a scenario.
 
 #include <cstdint>
 #include <optional>
@@ -12,49 +12,52 @@
 
 namespace dynmo::dynamism {
 
-// Later layers may treat a token that has left in these ways.
+// The treatment of an exited token in later layers.
 enum class ExitedTokens {
-  kRemoved,     // nothing: survivors do not attend to it. Attention's core takes rho^2
-  kPropagated,  // its keys and values are computed from its exit state (CALM): K, V in full, the
-                // core rho, and messages stay whole, since they carry the exit states
+  // Removed: survivors do not attend to it. Attention's core costs rho^2.
+  kRemoved,
+  // Its keys and values are computed from its exit state (CALM). K and V cost the full share, the
+  // core costs rho. Messages stay whole, since they carry the exit states.
+  kPropagated,
 };
 
-// A token may leave by one of these measures of confidence.
+// The measure of confidence by which a token leaves.
 enum class ExitConfidence {
   kGap,         // of the two largest probabilities of the exit's head, in fp32
   kSimilarity,  // cosine of the input and the output of the half block before it
-  kClassifier,  // a linear one's probability that the exit's head is right
+  kClassifier,  // of a linear classifier: probability that the exit's head is right
 };
 
 struct EarlyExitOptions {
-  double survivors = 0.1;       // behind the last exit once the model is sure
-  std::int64_t exit_every = 4;  // blocks between exits, none behind the last block. Few, because an
-                                // exit has a head of its own (EE-LLM takes two in 32 blocks)
+  double survivors = 0.1;  // share left behind the last exit of a trained model
+  // Blocks between exits, none behind the last block. Exits are few, because each has a head
+  // (EE-LLM uses two in 32 blocks).
+  std::int64_t exit_every = 4;
   ExitedTokens exited = ExitedTokens::kRemoved;
-  std::int64_t warm_up = 500;  // steps without exits, against training deep layers on hard tokens
-  std::int64_t ramp_steps = 2000;  // time constant of log(rho) behind the warm-up
+  std::int64_t warm_up = 500;      // steps without exits, so that deep layers train on hard tokens
+  std::int64_t ramp_steps = 2000;  // time constant of log(rho) after the warm-up
   ExitConfidence confidence = ExitConfidence::kGap;
-  double threshold = 0;    // of the confidence, from 1 on no token leaves; 0: follows `survivors`
-  double exit_loss = 0.1;  // weight of the loss at an exit of the tokens that stay
-  double row_room = 1.0;   // of a message between stages, relative to the rows of the step before
-  // Exits differ: std of the logarithm of an exit's hazard, drawn for each, and how much of it
-  // drifts in this many steps.
+  double threshold = 0;    // of the confidence; from 1 on no token leaves; 0: follows `survivors`
+  double exit_loss = 0.1;  // weight of the loss of staying tokens at an exit
+  double row_room = 1.0;   // of a message between stages, relative to the rows of the last step
+  // Differences between exits. `exit_spread` is the std of the logarithm of an exit's hazard, drawn
+  // for each. `drift` is the part of it that drifts in `drift_steps` steps.
   double exit_spread = 0.3;
   double drift = 0.1;
   std::int64_t drift_steps = 1000;
 };
 
 [[nodiscard]] std::vector<SourceKey> keys_of(EarlyExitOptions& options);
-// kBadInput naming the key: a value outside its range.
+// Checks the values. Returns kBadInput with a key outside its range.
 [[nodiscard]] Expected<void> check(const EarlyExitOptions& options);
-// kBadInput: tokens that have left are propagated, which no training does.
+// Returns kBadInput for propagated tokens, which no training supports.
 [[nodiscard]] Expected<void> check_training(const EarlyExitOptions& options,
                                             const TrainingSetting& setting);
-// A warm-up as long as the run, or too few blocks for an exit.
+// Returns a reason if the warm-up is as long as the run, or no exit fits between the blocks.
 [[nodiscard]] std::optional<Idle> idle_in(const EarlyExitOptions& options,
                                           const TrainingSetting& setting);
-// Share of the tokens that exit number `exit`, from 1, of `exits` leaves behind it in a step;
-// before the first one all are left. What exits of a training aim at, and a load model spreads.
+// Returns the share of the tokens left behind exit number `exit`, from 1, of `exits` in a step.
+// Before the first one all are left. Exits of a training aim at it, and a load model varies it.
 [[nodiscard]] double scheduled_survivors(const EarlyExitOptions& options, std::int64_t step,
                                          int exit, int exits);
 [[nodiscard]] bool has_exit(const EarlyExitOptions& options, std::int64_t block,

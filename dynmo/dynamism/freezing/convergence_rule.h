@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The rules kNorm and kPlasticity of a training share this file: a layer freezes once a number that
-// says how much it still learns has become small. A value and pure functions of what all ranks have
-// alike, so that all ranks decide alike and a resumed run decides as the one before.
+// The rules kNorm and kPlasticity of a training. A layer freezes once a number that measures its
+// learning has become small. The rule is a value and pure functions of data that all ranks have. So
+// all ranks decide equally, and a resumed run decides like the original.
 //
-// A moving average of every layer's number is compared with what it was at first. A layer has
-// converged when the average is below `tolerance` of that, and is ready when it was so in
-// `patience` checks in a row. The longest prefix of ready layers freezes.
+// A moving average of every layer's number is compared with its first value. A layer has converged
+// if the average is below `tolerance` of that. It is ready after `patience` converged checks in a
+// row. The longest prefix of ready layers freezes.
 //
-// kNorm: the number is the norm of the layer's gradients in a step, compared with the average at
-// the first check. This is the simplest of the rules that follow gradients (AutoFreeze, Liu et al.,
-// 2021, compares gradients accumulated over intervals). We leave out the division by the norm of
-// the weights: a layer is compared with itself, and its weights change little beside its gradients.
+// kNorm: the number is the norm of the layer's gradients in a step. It is compared with the average
+// at the first check. This is the simplest of the rules that follow gradients. (AutoFreeze, Liu et
+// al., 2021, compares gradients accumulated over intervals.) We omit the division by the norm of
+// the weights. A layer is compared with itself, and its weights change little compared with its
+// gradients.
 //
 // kPlasticity: the number is the slope of the layer's plasticity between two checks (plasticity.h).
-// The first check takes references alone, the second one the slopes that others are compared with.
+// The first check takes references only. The second one finds the slopes with which others are
+// compared.
 //
-// Layers train again once the learning rate has dropped, as in Egeria (Wang et al., EuroSys'23),
-// which unfreezes all of them when it has dropped ten times. The averages begin anew then; what
-// they are compared with stays.
+// Layers train again once the learning rate has dropped. Egeria (Wang et al., EuroSys'23) unfreezes
+// all of them after a tenfold drop. Then the averages start again, but their reference values stay.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,22 +35,22 @@ namespace dynmo::dynamism {
 // The state of the rule.
 struct ConvergenceRule {
   int frozen = 0;  // layers of the prefix
-  // The learning rate of the step after which the first of them froze; 0 where none is frozen.
+  // The learning rate of the step after which the first of them froze, or 0 if none is frozen.
   double learning_rate = 0;
-  std::vector<double> average = {};  // by layer; empty: no number has been seen
-  std::vector<double> first = {};    // what averages are compared with; empty: not known yet
+  std::vector<double> average = {};          // by layer; empty: no number so far
+  std::vector<double> first = {};            // reference values of averages; empty: not known yet
   std::vector<std::int64_t> converged = {};  // by layer: checks in a row, up to now
   friend bool operator==(const ConvergenceRule&, const ConvergenceRule&) = default;
 };
 
-// The step before which the first check is; the others follow `check_every` steps apart.
+// Returns the step before which the first check is. The others follow `check_every` steps apart.
 [[nodiscard]] std::int64_t first_check(const FreezingOptions& options, std::int64_t steps);
-// Whether a check is due before this step.
+// Returns whether a check is due before this step.
 [[nodiscard]] bool is_check(const FreezingOptions& options, std::int64_t step, std::int64_t steps);
-// How many layers of so many may freeze: never the head.
+// Returns how many of `layers` layers may freeze: never the head.
 [[nodiscard]] int max_frozen(const FreezingOptions& options, std::size_t layers);
 
-// A step that was done.
+// A completed step.
 struct NormStep {
   std::int64_t step = 0;
   std::int64_t steps = 1;  // of the run
@@ -57,21 +58,24 @@ struct NormStep {
   const std::vector<double>& squared_norms;  // of the gradients, by layer
 };
 
-// kNorm. Also checks, where a check is due before the next step. A step whose norms are NaN or Inf
-// leaves the averages as they were. Requires valid options and equally many layers in every step.
+// Advances kNorm by a step, and checks if a check is due before the next one. A step whose norms
+// are NaN or Inf does not change the averages. Requires valid options and the same number of layers
+// in every step.
 [[nodiscard]] ConvergenceRule after_step(ConvergenceRule rule, const FreezingOptions& options,
                                          const NormStep& done);
-// kPlasticity: a check has found these slopes, by layer. Slopes of NaN or Inf change nothing, too.
+// Advances kPlasticity by a check with these slopes, by layer. Slopes of NaN or Inf change nothing,
+// too.
 [[nodiscard]] ConvergenceRule after_check(ConvergenceRule rule, const FreezingOptions& options,
                                           double learning_rate, const std::vector<double>& slopes);
-// Before a step with this learning rate. Nothing changes where nothing is frozen.
+// Unfreezes all layers before a step with this learning rate, if it has dropped enough. Changes
+// nothing if no layer is frozen.
 [[nodiscard]] ConvergenceRule unfrozen_below(ConvergenceRule rule, const FreezingOptions& options,
                                              double learning_rate);
-// For the layer that is to freeze next: its average over the first one. 0: not known yet.
+// Returns average / first value of the next layer to freeze, or 0 if it is not known yet.
 [[nodiscard]] double next_to_first(const ConvergenceRule& rule);
 
 [[nodiscard]] Json to_json(const ConvergenceRule& rule);
-// kBadInput naming the key that is not as to_json() writes it.
+// Parses the output of to_json(). Returns kBadInput with the faulty key.
 [[nodiscard]] Expected<ConvergenceRule> parse_convergence_rule(const Json& json);
 
 }  // namespace dynmo::dynamism

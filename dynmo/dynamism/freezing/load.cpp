@@ -141,7 +141,7 @@ std::vector<std::int64_t> freezing_steps(const FreezingOptions& options, int blo
   DYNMO_CHECK(blocks >= 1 && steps >= 1, "blocks and steps, got {}, {}", blocks, steps);
   const FreezingOptions& p = options;
   std::vector<std::int64_t> at(static_cast<std::size_t>(blocks), steps);
-  std::int64_t before = 0;  // a block freezes no earlier than the one before it
+  std::int64_t before = 0;  // a block never freezes before its predecessor
   for (int block = 0; block < max_blocks(p, blocks); ++block) {
     before = std::max(before, converged_step(p, block, blocks, steps, seed));
     at[static_cast<std::size_t>(block)] = before;

@@ -27,8 +27,8 @@ std::vector<SourceKey> keys_of(FreezingOptions& o) {
   const ActsIf by_schedule = when("rule", Names{"schedule"});
   const ActsIf converges = when("rule", Names{"norm", "plasticity"});
   const ActsIf not_by_schedule = when("rule", Names{"norm", "plasticity", "random"});
-  // A slope counts check_every steps at least, so that a shorter time is no time. Where the default
-  // is longer, it turns the smoothing off.
+  // A slope counts at least check_every steps, so a shorter time has no effect. If the default is
+  // longer, it disables the smoothing.
   const std::int64_t longest = std::max(o.smooth_steps, FreezingOptions{}.smooth_steps);
   const ActsIf smooths = when_so(
       o.rule != FreezingRule::kPlasticity || longest > o.check_every,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Mixture of depths as a load model (Raposo et al. 2024): every other block works on the C tokens
-// of a sequence that its router scores highest, the others pass by. Shapes are static, so the
-// imbalance is too: cheap and expensive blocks in turn, which any stage with an even number of
-// blocks evens out by itself.
+// Mixture of depths as a load model (Raposo et al. 2024). Every other block works on the C tokens
+// of a sequence with the highest scores of its router. The others skip the block. Shapes are
+// static, so the imbalance is too. Cheap and expensive blocks alternate, so any stage with an even
+// number of blocks is balanced.
 
 #include <memory>
 
@@ -15,9 +15,10 @@
 
 namespace dynmo::dynamism {
 
-// A routed block: products x C / s, attention's core x (C / s)^2, router and predictor on all
-// tokens, gather and scatter of the chosen ones; stash x C / s and the residual stream that the
-// others take. Weights stay, so routed blocks are cheap but heavy. kBadInput naming the field.
+// Makes the load model. In a routed block products cost x C / s, and attention's core x (C / s)^2.
+// Router and predictor run on all tokens, and the chosen ones are gathered and scattered. The stash
+// is x C / s, and the residual stream of the others. Weights stay, so routed blocks are fast but
+// need full memory. Returns kBadInput with the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_mixture_of_depths(
     const MixtureOfDepthsOptions& options, const LoadInputs& inputs);
 

@@ -203,7 +203,7 @@ double straggler_factor(std::span<const double> expert_load, int expert_ranks, d
   DYNMO_CHECK(expert_ranks >= 1 && expert_load.size() % ranks == 0,
               "ranks that divide {} experts, got {}", expert_load.size(), expert_ranks);
   const double sum = std::accumulate(expert_load.begin(), expert_load.end(), 0.0);
-  if (sum <= 0) return 1;  // nobody waits
+  if (sum <= 0) return 1;  // no device waits
   const std::size_t each = expert_load.size() / ranks;
   double most = 0;
   for (std::size_t r = 0; r < ranks; ++r) {

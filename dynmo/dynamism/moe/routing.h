@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The rules by which the tokens and the experts of a mixture choose each other. A config names them
+// The rules by which tokens and experts of a mixture choose each other. A config names them
 // (options.h) and a layer follows them (model/moe_router.h).
 
 namespace dynmo::dynamism {
 
-// How experts are chosen. z are the scores, p = softmax(z). Except in kExpertChoice, a token has
-// the `top_k` experts that rank highest by the value below.
+// The rule for choosing experts. z are the scores, p = softmax(z). Except in kExpertChoice, a token
+// has the `top_k` experts that rank highest by the value below.
 enum class MoeRouter {
   kTopK,  // z (Shazeer et al., 2017), with an auxiliary loss (Fedus et al., 2021)
   // p + a bias that evens out the counts (Wang et al., "Auxiliary-loss-free load balancing", 2024).

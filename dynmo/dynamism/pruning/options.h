@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Gradual magnitude pruning: its keys, one table for a training and for a scenario.
+// The keys of gradual magnitude pruning, one table for a training and for a scenario.
 
 #include <cstdint>
 #include <optional>
@@ -13,52 +13,53 @@
 
 namespace dynmo::dynamism {
 
-// Weights of different matrices are compared by this magnitude.
+// The magnitude by which weights of different matrices are compared.
 enum class Magnitude {
   kScaled,  // |w| / the std of the matrix's initial values
-  // |w|: matrices that start small, such as the two projections into the residual stream, are
-  // emptied first (at 52 % of all, they have lost 91 % in a model of 8 blocks).
+  // |w|. Matrices that start small, such as the two projections into the residual stream, are
+  // emptied first. (At 52 % of all, they have lost 91 % in a model of 8 blocks.)
   kRaw,
 };
 
-// About the sparsity at which sparse products take as long as dense ones (bench/sparse_bench).
+// Approximate sparsity at which sparse products take as long as dense ones (bench/sparse_bench).
 inline constexpr double kSparseAbove = 0.65;
 
 struct PruningOptions {
-  // DynMo's example: from step 3000 to 7000 every 1000, to 90 %; the end point is included.
+  // DynMo's example: from step 3000 to 7000 every 1000, to 90 %. The end point is included.
   std::int64_t start = 3000;
   std::int64_t end = 7000;  // a whole number of `every` behind start
   std::int64_t every = 1000;
   double initial_sparsity = 0;
   double final_sparsity = 0.9;
-  // The products with a sparse matrix / those with a dense one, as a training measures them; a
-  // matrix stays dense where they take longer.
+  // Time of the products with a sparse matrix / with a dense one, as a training measures it. A
+  // matrix stays dense if sparse products take longer.
   cost::ProductFit product_fit = {};
-  // Std of the last block's weights / the first's, geometric in between, and normal noise on
-  // each matrix's logarithm: a density ratio of 2.5 between the ends at 90 %. Chosen, not measured:
+  // Std of the last block's weights / the first's, geometric in between, and normal noise on each
+  // matrix's logarithm. The density ratio between the ends is 2.5 at 90 %. Chosen, not measured:
   // the middle of 1.5 to 4.
   double depth_ratio = 1.3;
   double matrix_spread = 0.05;
-  // Factor on the std of attention's and MLP's output matrices. 1 / sqrt(2 L) is what some
-  // initialisations give them: then they are gone almost wholly at 52 %.
+  // Factor on the std of attention's and MLP's output matrices. Some initialisations use 1 / sqrt(2
+  // L). Then they are almost empty at 52 %.
   double output_scale = 1;
   double max_sparsity = 0.98;  // of a matrix, so that none is emptied
   Magnitude magnitude = Magnitude::kScaled;
-  // A matrix that has lost more is compressed: sparse products and 28 bytes a kept weight in place
-  // of dense ones and 16 a weight. A number, so that the bits of a run depend on no clock. None:
-  // "auto", which a run measures before its first step (Source::measure).
+  // A matrix is compressed above this sparsity. It then has sparse products and 28 bytes a kept
+  // weight, instead of dense products and 16 a weight. It is a number, so that the bits of a run
+  // depend on no clock. None is "auto", which a run measures before its first step
+  // (Source::measure).
   std::optional<double> sparse_above = kSparseAbove;
   double index_bytes = 4;  // of each weight of a sparse matrix (CSR, 32 bit)
 };
 
 [[nodiscard]] std::vector<SourceKey> keys_of(PruningOptions& options);
-// kBadInput naming the key: a value outside its range or below another that it must not be below,
-// an end between two pruning steps.
+// Checks the values. Returns kBadInput with a key outside its range, or below another key that
+// limits it. Also returns it for an end between two pruning steps.
 [[nodiscard]] Expected<void> check(const PruningOptions& options);
-// Checks the further rules of a training; errors name keys.
+// Checks the further rules of a training. Errors name keys.
 [[nodiscard]] Expected<void> check_training(const PruningOptions& options,
                                             const TrainingSetting& setting);
-// The first step that prunes is behind the end of the run.
+// Returns a reason if the first step that prunes is behind the end of the run.
 [[nodiscard]] std::optional<Idle> idle_in(const PruningOptions& options,
                                           const TrainingSetting& setting);
 

@@ -222,7 +222,7 @@ Expected<Counts> share_ties(const PruningEvent& event, std::span<const PoolMatri
                             std::span<const KeyCut> cuts, const SumOverRanks& sum,
                             const Selection& selection) {
   Counts shares;
-  if (selection.ties == selection.tied) {  // all of them: as many as a matrix may have
+  if (selection.ties == selection.tied) {  // all of them, up to a matrix's limit
     for (const PoolMatrix& m : matrices) shares.push_back(m.weights);
     return shares;
   }

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which weights a pruning step leaves: the largest of all matrices together, exactly as many as the
-// schedule wants, whichever rank holds which matrix.
+// Selects the weights that a pruning step keeps: the largest of all matrices together. Their number
+// is exactly that of the schedule, for any distribution of matrices over ranks.
 //
-// The pool is every matrix that is pruned. A weight's key is |w| / std, divided in fp32; std is
-// that of its matrix at the start (1: raw magnitude). Keys are compared by their bits, which order
+// The pool has all pruned matrices. A weight's key is |w| / std, divided in fp32. The std is that
+// of its matrix at the start (1: raw magnitude). Keys are compared by their bits, which order
 // non-negative floats, so that all ranks find one threshold without rounding. Two rules decide:
 //   1. The largest keys of each matrix are protected, so that it never gets sparser than
 //      `max_sparsity`. Among equal keys the lower offset is protected.
 //   2. Among all other weights the largest keys stay, until the wanted number is reached. Among
 //   equal keys the lower (matrix, offset) stays.
-// The threshold is found by a radix select: ranks sum up how many keys have each value of the
-// highest 11 bits, then of 10 and 10 bits more. Sorting would send all keys; a bisection on a
-// float threshold would take some thirty sums and leave the ties open.
+// The threshold is found by a radix select. Ranks sum up the number of keys for each value of the
+// highest 11 bits, then of 10 and 10 bits more. Sorting would send all keys. A bisection on a float
+// threshold would take some thirty sums and leave the ties open.
 //
-// A rank sends 16,352 + 8,192 + 8,192 bytes and, where some of the ties at the threshold go, 8 more
-// a matrix of the pool: at most 64 KiB up to 4,095 matrices, the 40 bytes of a digest
-// (select_mask.h) included. It reads its weights at most seven times and keeps no key.
+// A rank sends 16,352 + 8,192 + 8,192 bytes. If some of the ties at the threshold are removed, it
+// sends 8 more for each matrix of the pool. That is at most 64 KiB up to 4,095 matrices, including
+// the 40 bytes of a digest (select_mask.h). It reads its weights at most seven times and stores no
+// keys.
 
 #include <cstdint>
 #include <functional>
@@ -29,11 +30,11 @@
 
 namespace dynmo::dynamism {
 
-// The sum over all ranks, element by element. All ranks call it equally often, with equal lengths,
-// and get equal numbers or an error.
+// Returns the sum over all ranks, element by element. All ranks call it equally often, with equal
+// lengths, and get equal numbers or an error.
 using SumOverRanks = std::function<Expected<std::vector<std::int64_t>>(std::vector<std::int64_t>)>;
 
-// The request of a pruning step to the pool; equal on all ranks.
+// The request of a pruning step to the pool. Equal on all ranks.
 struct PruningEvent {
   double sparsity = 0;         // of the pool after it
   double max_sparsity = 0.98;  // of each matrix
@@ -41,15 +42,16 @@ struct PruningEvent {
   std::int64_t weights = 0;    // of them all at the start
 };
 
-// The event of `step` under the schedule of Zhu and Gupta (sparsity_at, load.h).
+// Returns the event of `step` under the schedule of Zhu and Gupta (sparsity_at, load.h).
 [[nodiscard]] PruningEvent event_at(const PruningOptions& options, std::int64_t step,
                                     std::int64_t matrices, std::int64_t weights);
 
-// How many weights of `weights` a sparsity leaves: round((1 - sparsity) weights), halves up.
+// Returns the number of weights that a sparsity leaves: round((1 - sparsity) weights), halves up.
 [[nodiscard]] std::int64_t weights_left(double sparsity, std::int64_t weights);
 
-// How many of a matrix's `weights` are protected: the fewest with which its sparsity, divided in
-// fp64, is `max_sparsity` at most. So 2 of 100 at 0.98, where rounding up 0.02 * 100 could say 3.
+// Returns the number of protected weights of a matrix. It is the smallest with which the matrix's
+// sparsity, divided in fp64, is at most `max_sparsity`. So it is 2 of 100 at 0.98, while rounding
+// up 0.02 * 100 could give 3.
 [[nodiscard]] std::int64_t protected_weights(double max_sparsity, std::int64_t weights);
 
 // A matrix that this rank holds.
@@ -57,27 +59,29 @@ struct PoolMatrix {
   std::int64_t index = 0;       // in the pool: by layer, then by matrix; no two ranks hold the same
   std::int64_t weights = 0;     // at the start
   float std = 1;                // at the start; above 0 and finite
-  std::span<const float> kept;  // the weights that are left, by offset
+  std::span<const float> kept;  // kept weights, by offset
 };
 
 struct Selection {
-  // For each matrix given, which of its kept weights stay: ascending positions in `kept`.
+  // For each given matrix, the kept weights that stay: ascending positions in `kept`.
   std::vector<std::vector<std::int32_t>> stay;
-  // Equal on all ranks, for a record. Every weight above `threshold`, the bits of a key, stays, and
-  // so do `ties` of the `tied` unprotected ones equal to it. 0 where all weights stay, the bits of
-  // infinity where only protected ones do.
+  // Equal on all ranks, for a record. Every weight above `threshold`, the bits of a key, stays. So
+  // do `ties` of the `tied` unprotected ones equal to it. The threshold is 0 if all weights stay,
+  // and the bits of infinity if only protected ones do.
   std::uint32_t threshold = 0;
   std::int64_t ties = 0;
   std::int64_t tied = 0;
   std::int64_t left = 0;  // weights of the pool that stay, on all ranks
 };
 
-// Pruned weights stay pruned: where fewer weights are kept than the event asks for, all of them
-// stay. `matrices` may be in any order. Errors are equal on all ranks. kBadInput where a key is NaN
-// or Inf, naming the first such matrix; where the protected weights are more than the sparsity
-// leaves. kInternal where the ranks do not hold the pool. Errors of `sum` come back as they are.
-// Requires shares in [0, 1], distinct indices below event.matrices, fewer than 2^31 weights a
-// matrix, no more kept than it had.
+// Selects the weights that stay. Pruned weights stay pruned: if fewer weights are kept than the
+// event asks for, all of them stay. `matrices` may be in any order. Errors are equal on all ranks.
+// Returns kBadInput if a key is NaN or Inf, with the first such matrix. Also returns it if more
+// weights are protected than the sparsity leaves. Returns kInternal if the ranks do not hold the
+// pool, and errors of `sum` unchanged.
+//
+// Requires shares in [0, 1], distinct indices below event.matrices, and fewer than 2^31 weights in
+// a matrix. No matrix keeps more than it had.
 [[nodiscard]] Expected<Selection> keep_largest(const PruningEvent& event,
                                                std::span<const PoolMatrix> matrices,
                                                const SumOverRanks& sum);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The digest of the masks of pruned matrices, by which runs on any number of ranks are compared.
+// The digest of the masks of pruned matrices, which compares runs on any number of ranks.
 
 #include <cstdint>
 #include <span>
@@ -19,10 +19,10 @@ struct MatrixMask {
   std::vector<std::uint8_t> bits;  // core/bit_mask.h
 };
 
-// One digest of the masks of all ranks, whichever rank has which and in whatever order: equal on
-// all ranks. It is made of the sum of the masks' own digests, which takes a message of 40 bytes; a
-// digest of them in their order would need 16 bytes a matrix, gathered. Errors of `sum` come back
-// as they are.
+// Returns one digest of the masks of all ranks, equal on all ranks. The distribution and the order
+// of matrices do not matter. It is made from the sum of the masks' own digests, which needs a
+// message of 40 bytes. A digest of them in their order would need 16 bytes for each matrix,
+// gathered. Returns errors of `sum` unchanged.
 [[nodiscard]] Expected<Digest> digest_of_masks(std::span<const MatrixMask> masks,
                                                const SumOverRanks& sum);
 

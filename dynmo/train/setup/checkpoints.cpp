@@ -102,7 +102,8 @@ Expected<model::StateShape> shape_in(const checkpoint::Safetensors& file, const 
       id, text, layer.name());
 }
 
-// A file has the value as a matrix, with zeros where a weight is gone, so that others can read it.
+// Loads a pruned value. A file has it as a matrix, with zeros for removed weights, so that other
+// programs can read it.
 Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::string& name,
                            const std::vector<std::int64_t>& shape, model::Parameter& parameter) {
   DYNMO_TRY(copy_tensor(file, checkpoint::kMask + name, parameter.mask));
@@ -171,8 +172,8 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   return state;
 }
 
-// A head of a checkpoint in slices (model/head_slice.h), the model's or that of an exit: the layers
-// that it lies in, the first of which has id `first`.
+// A head of a checkpoint in slices (model/head_slice.h), the model's or that of an exit. `first` is
+// the id of the first of its layers.
 struct SavedHead {
   LayerId first;
   std::int64_t slices = 1;

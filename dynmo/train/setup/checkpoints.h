@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A run's checkpoints in terms of pipelines: what a layer's file holds, and how any number of ranks
-// and replicas, any cut reads them back (checkpointer.h writes them, dynmo/checkpoint has the
-// format).
+// A run's checkpoints in terms of pipelines. They have one file for each layer, which any number of
+// ranks and replicas reads under any cut. They are written by checkpointer.h, and dynmo/checkpoint
+// has the format.
 
 #include <filesystem>
 #include <functional>
@@ -22,42 +22,42 @@
 
 namespace dynmo::train {
 
-// The name in a file of a layer's parameter: Hugging Face's for the families that have one.
+// Returns the name of a layer's parameter in a file: Hugging Face's for the families that have one.
 using TensorName = std::function<std::string(LayerId, std::string_view parameter)>;
 
-// A layer's file: its parameters, masks, moments, buffers, counts. The bytes are the state's own,
-// but for the values of compressed matrices, which others read as matrices.
+// A layer's file: its parameters, masks, moments, buffers, counts. It refers to the bytes of the
+// state. Values of compressed matrices are converted to matrices, as other programs read them.
 struct FileOfLayer {
   checkpoint::LayerFile file = {};
-  std::vector<at::Tensor> values = {};  // that the file's tensors are views of
+  std::vector<at::Tensor> values = {};  // storage of converted tensors in `file`
 };
 [[nodiscard]] FileOfLayer layer_file(const model::Layer& layer, const model::LayerState& state,
                                      const TensorName& name);
-// The entries of a manifest beside the files: step, plan, config, what the bits depend on, and what
-// is known of the data.
+// Returns the entries of a manifest beside the files. They are step, plan, config, the data's
+// identity, and the settings that affect bits.
 [[nodiscard]] Json state_json(const runtime::Pipeline& pipeline, const config::Config& config,
                               const DataIdentity& data);
 
 struct Restored {
   checkpoint::VerifiedCheckpoint checkpoint;
-  std::int64_t step = 0;           // next to run
-  plan::Plan plan;                 // that was running; of any number of ranks
-  DataIdentity data;               // that it was trained on
+  std::int64_t step = 0;           // next step
+  plan::Plan plan;                 // plan at that step, for any number of ranks
+  DataIdentity data;               // of the training
   Json sources = Json::object();   // state of the sources of dynamism, by name
-  std::vector<std::string> notes;  // damaged ones passed over; differences that change bits
+  std::vector<std::string> notes;  // skipped damaged checkpoints; differences that change bits
 };
 
-// The newest checkpoint of run.directory whose files all verify. kNoCheckpoint: there is none.
-// kBadInput: it belongs to another training (config.h: identity).
+// Returns the newest checkpoint of run.directory whose files all verify. Returns kNoCheckpoint if
+// there is none, and kBadInput if it belongs to another training (config.h: identity).
 [[nodiscard]] Expected<Restored> restore(const config::Config& config);
 
-// Says that the data are not those that the checkpoint was trained on; "" if they are, or if it is
-// not known.
+// Returns a line if the data differ from those of the checkpoint. Returns "" if they are the same,
+// or if it is not known.
 [[nodiscard]] std::string changed_data(const Restored& restored, const DataIdentity& data,
                                        const std::string& path);
 
-// States of the layers that `plan` gives to `rank`. kBadInput: a tensor is missing or of another
-// shape.
+// Loads the states of the layers that `plan` gives to `rank`. Returns kBadInput if a tensor is
+// missing or has another shape.
 [[nodiscard]] Expected<runtime::LayerStates> load_states(const Restored& restored,
                                                          const model::Model& model,
                                                          const plan::Plan& plan, Rank rank,

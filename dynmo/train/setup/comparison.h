@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A comparison reports what balancing gave in two runs of the same training: speed-up, the best
-// possible one, the cost of the decisions, predicted against measured step time.
+// A comparison reports the effect of balancing in two runs of the same training. It has the
+// speed-up, the best possible one, the cost of decisions, and predicted against measured step time.
 
 #include <cstdint>
 #include <functional>
@@ -15,40 +15,44 @@
 namespace dynmo::train {
 
 struct PredictionError {
-  int steps = 0;      // predicted ones, from the first move on (all of them where nothing moved)
-  double median = 0;  // of |predicted - measured| / measured; measured without the balancing itself
+  int steps = 0;  // predicted steps, from the first move on (without a move all)
+  // Median of |predicted - measured| / measured. The measured time excludes balancing.
+  double median = 0;
   double worst = 0;
 };
 [[nodiscard]] PredictionError prediction_error(const observe::RunHistory& run);
 
 struct Comparison {
   double speedup = 0;  // tokens/s of `balanced` / `baseline`
-  // Simulated: baseline's cuts / the best of all cuts at every step; NaN for schedules with several
-  // stages a rank, of which not all cuts are known.
+  // Simulated: baseline's cuts / the best of all cuts at every step. NaN for schedules with several
+  // stages a rank, for which not all cuts are known.
   double best_speedup = 0;
-  // In some step the cuts were too many to replay them all: no speed-up can be above best_speedup,
-  // which need not be within reach.
+  // In some step there were too many cuts to replay. No speed-up can be above best_speedup, which
+  // may be unreachable.
   bool best_is_bound = false;
-  // Simulated with given costs: baseline's cuts / those of `balanced`, step by step. 0: none given.
+  // Simulated with given costs: baseline's cuts / those of `balanced`, step by step. 0: no given
+  // costs.
   double cuts_speedup = 0;
 };
 
-// Returns the costs of the layers in a step, where they are known and need not be measured.
+// Returns the costs of the layers in a step, if they are known without measuring.
 using GivenCosts = std::function<cost::ModelCost(std::int64_t step)>;
 
-// Best possible, step by step: the baseline's cut simulated with the costs measured in its own run,
-// over the best of all cuts with the costs measured in the balanced run. Two sets of costs, because
-// a rank that waits leaves caches, memory bandwidth and power to the others: a layer takes longer
-// where all ranks are busy, whatever the cut. `known` gives names and bytes; `ranks` are those of
-// one replica. Both with the costs `given`, where there are some: the best cut of every measured
-// step gains from its noise, too, which no balancer can.
+// Compares two runs. The best possible speed-up is computed step by step. The time of the
+// baseline's cut uses the costs of its own run. It is divided by that of the best cut, with the
+// costs of the balanced run. There are two sets of costs, because waiting ranks leave caches,
+// memory bandwidth and power to the others. So a layer takes longer if all ranks are busy, under
+// any cut.
+//
+// `known` has names and bytes. `ranks` are those of one replica. With `given`, both sides use the
+// given costs. Measured costs would favour the best cut, which gains from their noise.
 [[nodiscard]] Expected<Comparison> compare(const observe::RunHistory& baseline,
                                            const observe::RunHistory& balanced,
                                            const cost::ModelCost& known, int micro_batches,
                                            int accumulation, int ranks,
                                            const GivenCosts& given = {});
 
-// Fields of "dynmo-summary-1" of one run; `ranks` of one replica.
+// Returns the fields of "dynmo-summary-1" for one run. `ranks` are those of one replica.
 [[nodiscard]] observe::RunSummary summarize(const observe::RunHistory& run, int ranks);
 
 }  // namespace dynmo::train

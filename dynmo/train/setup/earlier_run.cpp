@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <ranges>
 #include <set>
 #include <string>
 #include <system_error>
@@ -12,6 +13,7 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
+#include "dynmo/data/dataset.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/step_record.h"
 
@@ -46,6 +48,19 @@ std::vector<fs::path> files_of(const observe::RunFolder& folder) {
   return files;
 }
 
+// A file that a run writes after its marks, or a data set. Where there is no mark it is the user's.
+std::optional<fs::path> file_of_no_run(const observe::RunFolder& folder) {
+  std::error_code fault;
+  for (const fs::path& mark : marks_of(folder)) {
+    if (fs::exists(mark, fault)) return std::nullopt;
+  }
+  for (const fs::path& file : {folder.cluster(), folder.profile(), folder.trace(), folder.traffic(),
+                               folder.root() / data::kDescriptionFile}) {
+    if (fs::exists(file, fault)) return file;
+  }
+  return std::nullopt;
+}
+
 // When it was written, if that was after `begin`.
 std::optional<fs::file_time_type> written_since(const fs::path& path, fs::file_time_type begin) {
   std::error_code fault;
@@ -69,9 +84,16 @@ std::optional<fs::path> newest_records(const fs::path& folder, fs::file_time_typ
 }  // namespace
 
 Expected<void> check_folder_is_free(const TrainOptions& options) {
-  if (options.resume || options.overwrite) return {};
+  if (options.resume) return {};
   for (const observe::RunFolder& folder : folders_of(options)) {
     DYNMO_ASSIGN(const auto checkpoints, checkpoint::list_checkpoints(folder.checkpoints()));
+    const auto other = checkpoints.empty() ? file_of_no_run(folder) : std::nullopt;
+    if (other) {
+      return make_error(ErrorCode::kBadInput,
+                        "'{}' holds '{}', which is of no run: wanted another {}",
+                        folder.root().string(), other->string(), options.names.directory);
+    }
+    if (options.overwrite) continue;
     std::string found;
     if (!checkpoints.empty()) {
       found =
@@ -95,7 +117,8 @@ Expected<bool> remove_earlier_run(const TrainOptions& options) {
   if (options.resume || !options.overwrite) return false;
   bool found = false;
   for (const observe::RunFolder& folder : folders_of(options)) {
-    for (const fs::path& file : files_of(folder)) {
+    // The marks go last: without them the others are of no run.
+    for (const fs::path& file : files_of(folder) | std::views::reverse) {
       std::error_code fault;
       found = fs::remove_all(file, fault) > 0 || found;
       if (!fault) continue;
@@ -128,7 +151,7 @@ Expected<RunLocks> lock_run(const TrainOptions& options) {
 
 Interruption find_interruption(const TrainOptions& options, std::filesystem::file_time_type begin) {
   const observe::RunFolder folder(options.config.run.directory);
-  // The last of several runs that advance in turn is the one that has done the fewest steps.
+  // The last of several runs that advance in turn has done the fewest steps.
   const observe::RunFolder last = folder.of(options.compare.empty() ? "" : options.compare.back());
   Interruption found{.config = folder.config()};
   if (const auto records = newest_records(last.records(), begin)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Who has a run's folder: its lock keeps two runs out of it; what an earlier run has left there is
-// not overwritten by another, unless the user asks for that; and an interrupted one is found.
+// Ownership of a run's folder. Its lock excludes a second run. The files of an earlier run are not
+// overwritten unless the user asks for it. An interrupted run is found.
 
 #include <cstdint>
 #include <filesystem>
@@ -15,34 +15,34 @@
 
 namespace dynmo::train {
 
-// kBadInput where run.directory, or the folder of a run that is compared, holds an earlier run that
-// this one neither resumes nor may overwrite; the message names what is there. Called before the
-// first file is written.
+// Checks that run.directory and the folders of compared runs have no earlier run, unless this run
+// resumes it or may overwrite it. Also checks that this run replaces no file of another kind.
+// Returns kBadInput with the existing files. Call it before writing the first file.
 [[nodiscard]] Expected<void> check_folder_is_free(const TrainOptions& options);
 
-// With options.overwrite: removes the files of an earlier run, and nothing else, from those
-// folders. One process of a run does so, which holds the run's locks. Whether there was one.
+// Removes the files of an earlier run, and nothing else, from those folders if options.overwrite is
+// set. One process of a run calls it, which holds the run's locks. Returns whether there was one.
 [[nodiscard]] Expected<bool> remove_earlier_run(const TrainOptions& options);
 
-// Set in the environment of the ranks of a launcher, which holds the locks of their run.
+// Environment variable of ranks whose launcher holds the locks of the run.
 inline constexpr const char* kLockedByLauncher = "DYNMO_RUN_LOCKED";
 
-// Held as long as the run.
+// The locks of a run, held until it ends.
 using RunLocks = std::vector<process::FileLock>;
 
-// Makes the run's folder, and that of each run it compares, and locks them. One process of a run
-// does so: the launcher, or rank 0 where somebody else has started the ranks. kBadInput: another
-// run holds one; it says which.
+// Creates and locks the run's folder, and that of each run that it compares. One process of a run
+// calls it: the launcher, or rank 0 if another program has started the ranks. Returns kBadInput
+// with the run that holds a lock.
 [[nodiscard]] Expected<RunLocks> lock_run(const TrainOptions& options);
 
-// The state that an interrupted run has left, for whoever wants to continue it.
+// The state of an interrupted run, to continue it.
 struct Interruption {
-  std::optional<std::int64_t> steps_done = {};       // nullopt: no step was recorded since `begin`
+  std::optional<std::int64_t> steps_done = {};       // nullopt: no step recorded since `begin`
   std::optional<std::int64_t> checkpoint_step = {};  // nullopt: there is no checkpoint
-  std::filesystem::path config;                      // of the run, as it was resolved
+  std::filesystem::path config;                      // resolved config of the run
 };
 
-// Looks at the run that began at `begin` and whose processes have ended.
+// Examines the run that began at `begin` and whose processes have ended.
 [[nodiscard]] Interruption find_interruption(const TrainOptions& options,
                                              std::filesystem::file_time_type begin);
 

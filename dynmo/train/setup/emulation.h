@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The emulated model of a config (run.device = "emulated"): which costs its layers sleep for.
+// The emulated model of a config (run.device = "emulated"), whose layers sleep for given costs.
 
 #include <cstdint>
 #include <vector>
@@ -18,13 +18,14 @@ namespace dynmo::train {
 struct EmulatedModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
-  dynamism::MakeSources make_sources;  // one, which announces the changes of a trace
-  // The layers sleep for these costs: nothing in updates, which are real, and all of them train.
+  dynamism::MakeSources make_sources;  // one source, which announces the changes of a trace
+  // The costs that the layers sleep for. All layers train, and updates are real, so their cost is 0
+  // here.
   GivenCosts costs;
 };
 
-// `dense`: as in the first step of the trace, in all steps. kBadInput: the profile or trace cannot
-// be read or is none (file and place are named).
+// Makes the model. With `dense`, all steps have the costs of the trace's first step. Returns
+// kBadInput with file and place if the profile or trace cannot be read.
 [[nodiscard]] Expected<EmulatedModel> emulated_model(const config::Config& config, bool dense);
 
 // Returns the costs of its layers in the first step.

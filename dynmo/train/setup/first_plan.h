@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The plan that a run starts with: given by pipeline.cut, or made of costs that are measured before
+// The first plan of a run. It is given by pipeline.cut, or made from costs that are measured before
 // the first step.
 
 #include <optional>
@@ -20,41 +20,42 @@
 
 namespace dynmo::train {
 
-// The schedule of the first plan; 1F1B where pipeline.schedule is "auto", from which the best is
-// found.
+// Returns the schedule of the first plan. If pipeline.schedule is "auto", that is 1F1B, and the
+// search for the best starts from it.
 [[nodiscard]] schedule::ScheduleKind first_schedule(const config::Config& config);
 
-// The first plan of a run without pipeline.cut, from what its layers cost: what balancer, schedule,
-// recompute and memory of [pipeline] make of it. kBadInput, kInfeasible.
+// Proposes the first plan of a run without pipeline.cut, from the costs of its layers. It follows
+// balancer, schedule, recompute and memory of [pipeline]. Returns kBadInput or kInfeasible.
 [[nodiscard]] Expected<plan::Proposal> propose_first_plan(const config::Config& config,
                                                           const cost::ModelCost& costs,
                                                           const cost::Cluster& cluster);
 
-// A plan that was given, with its ranks placed as pipeline.place says. Its layers stay together.
+// Returns a given plan with its ranks placed by pipeline.place. Layers of a rank stay together.
 [[nodiscard]] Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan,
                                                    const config::Config& config,
                                                    const cost::ModelCost& costs,
                                                    const cost::Cluster& cluster);
 
-// pipeline.cut against the ranks of a replica and the layers of the model. kBadInput.
+// Checks pipeline.cut against the ranks of a replica and the layers of the model. Returns
+// kBadInput.
 [[nodiscard]] Expected<void> check_cut(const config::Config& config, int ranks, int layers);
 
-// The first plan and, unless it was given, the costs it follows from: measured with an even cut and
-// no update.
+// The first plan and, unless it was given, the costs from which it follows. They are measured with
+// an even cut and no update.
 struct FirstPlan {
   plan::Plan plan;
   std::optional<control::Profiler> profiler;
   plan::Plan measured_under = {};
 };
 
-// Called by all ranks of the group, whose replicas are `cluster`. kBadInput, kInfeasible;
-// kPeerLost.
+// Makes the first plan. All ranks of the group call it. Its replicas are `cluster`. Returns
+// kBadInput, kInfeasible or kPeerLost.
 [[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& made,
                                              const config::Config& config,
                                              const cost::Cluster& cluster,
                                              const runtime::Pipeline::Batches& batches);
 
-// The plan's cut by the names of the layers, as the line below a run's plan says it.
+// Returns the plan's cut by the names of the layers, for the line below a run's plan.
 [[nodiscard]] std::string cut_line(const plan::Plan& plan, const model::Model& layers);
 
 }  // namespace dynmo::train

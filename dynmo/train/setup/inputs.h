@@ -17,24 +17,26 @@ struct Inputs {
   RunModel model;
   TensorName tensor_name;
 
-  // The micro-batches of training; `this` outlives it.
+  // Returns the micro-batches of training. `this` outlives the result.
   [[nodiscard]] runtime::Pipeline::Batches training() const {
     return [this](std::int64_t step, MicroBatchId id) { return batches.training(step, id); };
   }
 };
 
-// The same training without its sources of dynamism.
+// Returns the same training without its sources of dynamism.
 [[nodiscard]] TrainOptions dense_of(const TrainOptions& options);
 
-// Requires a valid config. kBadInput: as TokenBatches::open and make_model say.
+// Opens data and model. Returns kBadInput as TokenBatches::open and make_model do. Requires a valid
+// config.
 [[nodiscard]] Expected<Inputs> open_inputs(const TrainOptions& options);
 
-// The same after what can be known before any rank starts: config, names, ranks (of a replica)
-// against layers, the checkpoint to resume from. kBadInput.
+// Like open_inputs(), and first checks what can be checked before a rank starts. That is the
+// config, names, the checkpoint to resume from, and ranks (of a replica) against layers. Returns
+// kBadInput.
 [[nodiscard]] Expected<Inputs> check_inputs(const TrainOptions& options, int ranks);
 
-// Whether this host has the memory for the states of all layers, as many times as there are
-// replicas: to be asked where all ranks run on it. kBadInput.
+// Checks whether this host has the memory for the states of all layers of all replicas. Call it if
+// all ranks run on this host. Returns kBadInput.
 [[nodiscard]] Expected<void> check_host_memory(const Inputs& inputs, const config::Config& config);
 
 }  // namespace dynmo::train

@@ -34,8 +34,8 @@ elastic::SizeOptions size_options(const config::Config& config) {
           .ranks_min = static_cast<int>(elastic.ranks_min)};
 }
 
-// An address in the settings is one of the host where the run began, and the one at which its ranks
-// meet, so the service need not be told it.
+// An address in the settings is that of the host where the run began, where its ranks meet. So the
+// service does not need it.
 elastic::Leader::Options leader_options(const elastic::Groups& groups, const elastic::Member& self,
                                         const config::Config& config, const Inputs& inputs) {
   const std::string meets_at = groups.address();

@@ -12,13 +12,13 @@
 
 namespace dynmo::train {
 
-// The values that a process needs in common with those of a run (elastic::check_same).
+// Returns the values that must be equal in all processes of a run (elastic::check_same).
 [[nodiscard]] elastic::Build this_build(const config::Config& config, const Inputs& inputs);
 
 [[nodiscard]] elastic::SizeOptions size_options(const config::Config& config);
 
-// For `self`, which is to lead; all arguments outlive the leader. The caller fills in the number of
-// the first member that joins, or the handover of the leader before has it.
+// Returns the options for `self`, the next leader. All arguments outlive the leader. The caller
+// sets the number of the first member that joins, unless it is in the earlier leader's handover.
 [[nodiscard]] elastic::Leader::Options leader_options(const elastic::Groups& groups,
                                                       const elastic::Member& self,
                                                       const config::Config& config,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Keys of a run that are "auto", such as pruning.sparse_above: measured once, before the first
-// step, and numbers in the run's config from then on, so that a run that is resumed has the same
-// bits whatever a clock would say by then.
+// Keys of a run that are "auto", such as pruning.sparse_above. They are measured once, before the
+// first step, and are numbers in the run's config from then on. So a resumed run has the same bits,
+// whatever a clock would measure by then.
 
 #include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
@@ -13,13 +13,13 @@
 
 namespace dynmo::train {
 
-// The config of a run that is to be resumed: what enabled sources have as "auto" is what the config
-// in run.directory says. kBadInput: that cannot be read or does not say it.
+// Returns the config of a run to resume. Keys of enabled sources that are "auto" get the values of
+// the config in run.directory. Returns kBadInput if that cannot be read or lacks them.
 [[nodiscard]] Expected<config::Config> resumed_config(config::Config config);
 
-// Called by all ranks before the first step: lets the sources measure, on all ranks at once, as
-// busy as the machine will be then, and takes what rank 0 has found into the config, where it is a
-// value. `inputs` are opened anew if anything was measured; rank 0 tells it.
+// Lets the sources measure, before the first step. All ranks call it at once, so that the machine
+// is as busy as in training. Sets the keys of the config to the values of rank 0. If anything was
+// measured, opens `inputs` again, and rank 0 prints it.
 [[nodiscard]] Expected<void> measure_keys(transport::Transport& transport, TrainOptions& options,
                                           Inputs& inputs, const Reporter& reporter);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A training run takes these options besides its config; they say where its text for people goes.
+// The options of a training run beside its config, and the receiver of its text.
 
 #include <c10/core/Device.h>
 
@@ -20,7 +20,7 @@
 
 namespace dynmo::train {
 
-// Called on rank 0 only, after each step. Its text replaces the one before it.
+// The text on progress replaces the previous one. It is reported on rank 0 only, after each step.
 struct Progress {
   std::int64_t done = 0;  // steps of the run
   std::int64_t steps = 0;
@@ -33,28 +33,31 @@ struct Reporter {
 
 struct TrainOptions {
   config::Config config;  // valid
-  // Names among "dense" (the model without its sources of dynamism under its first plan), "static"
-  // (the first plan, never changed) and "balanced", the dense one first; empty: one run as the
-  // config says. The first that is not dense is the baseline.
+  // The names of the runs to compare, "dense" first. "dense" is the model without its sources of
+  // dynamism under its first plan. "static" has the first plan, never changed. "balanced" moves
+  // layers. If the list is empty, there is one run as the config says. The first run that is not
+  // dense is the baseline.
   std::vector<std::string> compare;
-  // No source of dynamism is there; emulated layers keep the costs of their first step.
+  // Disables all sources of dynamism. Emulated layers keep the costs of their first step.
   bool dense = false;
   bool resume = false;     // continue from the newest checkpoint that verifies, in run.directory
   bool overwrite = false;  // an earlier run in run.directory is removed first
-  // The layers of the model for a vocabulary; default: the decoder of the config's [model] table.
+  // Makes the layers of the model for a vocabulary. The default is the decoder of the config's
+  // [model] table.
   std::function<Expected<model::Recipe>(const config::Config&, std::int64_t vocabulary)> make_model;
-  // Sources of dynamism of your own, behind those of the config.
+  // Makes additional sources of dynamism, behind those of the config.
   dynamism::MakeSources make_sources;
-  // Where this rank computes, and how bytes in the memory of its device get to the others (null:
-  // through host memory). run_rank (rank_process.h) fills it in for run.device = cuda.
+  // The device of this rank, and the channels for bytes in its memory (null: through host memory).
+  // For run.device = cuda, run_rank() sets it (rank_process.h).
   struct RankDevice {
     at::Device device = at::kCPU;
     c10d::ChannelTransport* channels = nullptr;
-    std::string text;  // for people
+    std::string text;  // for the user
   };
   RankDevice rank_device = {};
-  std::string host;  // of this rank, as plans know it; empty: the name of the machine
-  // Errors call these options by the names that the reader has given them.
+  std::string program = {};  // this program with its version; empty: not recorded
+  std::string host;          // name of this rank's host in plans; empty: the machine's name
+  // The names of these options in errors, as the user knows them.
   struct Names {
     std::string resume = "resume";
     std::string overwrite = "overwrite";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Between a run's config and the options of its pipelines.
+// Converts a run's config to the options of its pipelines.
 
 #include "dynmo/config/config.h"
 #include "dynmo/core/units.h"
@@ -12,15 +12,15 @@
 
 namespace dynmo::train {
 
-// The memory of a rank, as pipeline.memory says.
+// Returns the memory of a rank, from pipeline.memory.
 [[nodiscard]] Bytes rank_memory(const config::Config& config);
 
-// The order in which plans may put ranks, as pipeline.place says. (The same in every group: it
-// stays with the controller.)
+// Returns the allowed orders of ranks in plans, from pipeline.place. They are the same in every
+// group, and stay with the controller.
 [[nodiscard]] plan::RankOrder rank_order(const config::Config& config);
 
-// Requires a valid config; a pipeline of one group that runs in turn with others has a `lane` of
-// its own. `cluster`: a replica's ranks, nodes and links in that group.
+// Returns the options of a pipeline. Pipelines of one group that run in turn have different lanes.
+// `cluster` has a replica's ranks, nodes and links in that group. Requires a valid config.
 [[nodiscard]] runtime::PipelineOptions pipeline_options(const config::Config& config,
                                                         const RunModel& made, int lane,
                                                         runtime::Balancing balancing,

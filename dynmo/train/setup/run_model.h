@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The model that a run trains, made from its config, its data's vocabulary and, where it starts
-// from other weights, those.
+// The model of a run. It is made from the config, the data's vocabulary and the initial weights, if
+// given.
 
 #include <cstdint>
 #include <optional>
@@ -19,26 +19,26 @@
 
 namespace dynmo::train {
 
-// The layers of a run, which of their parameters are one, and the shape of what passes between
-// them.
+// The layers of a run, their common parameters, and the shape of values between them.
 struct RunModel {
   model::Model layers;
   std::vector<std::int64_t> boundary_shape;
   std::vector<model::Tie> ties = {};
-  std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's own model
+  std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's model
   std::vector<model::Place> places = {};             // of a decoder's layers
-  std::optional<weights::Weights> weights = {};      // to start from
-  TrainOptions::RankDevice device = {};              // where they run
-  dynamism::MakeSources make_sources = {};           // of the config and the user's own
-  GivenCosts given_costs = {};                       // emulated: what the layers sleep for
+  std::optional<weights::Weights> weights = {};      // initial weights
+  TrainOptions::RankDevice device = {};              // of the layers
+  dynamism::MakeSources make_sources = {};           // of the config and the user
+  GivenCosts given_costs = {};                       // emulated: times that the layers sleep for
 };
 
-// The layers are shaped by the sources of dynamism that the run has.
-// kBadInput naming the key: what no model can be made of, weights that do not fit it, data with
-// more tokens than the model's vocabulary. Otherwise the error of options.make_model.
+// Makes the model. The layers depend on the run's sources of dynamism. Returns kBadInput with the
+// key for an impossible model, or weights or a vocabulary that do not fit it. Else returns the
+// error of options.make_model.
 [[nodiscard]] Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabulary);
 
-// Hugging Face's names for the decoder of the config, the layer's own for a model of the user's.
+// Returns Hugging Face's names for the decoder of the config, or the layer's own names for a user's
+// model.
 [[nodiscard]] TensorName tensor_names(const RunModel& made);
 
 }  // namespace dynmo::train

@@ -9,9 +9,10 @@
 
 namespace dynmo::train {
 
-// Called by all ranks before they train together. Ranks that a launcher or a person started may
-// have been given different commands: they would wait for each other, or train different models.
-// Where data and run lie may differ by host. kBadInput naming what differs.
+// Checks that all ranks have the same settings. All ranks call it before they train together. Ranks
+// that were started separately may have different commands. Then they would wait for each other, or
+// train different models. The paths of data and run may differ by host. Returns kBadInput with the
+// difference.
 [[nodiscard]] Expected<void> check_same_settings(transport::Transport& transport,
                                                  const TrainOptions& options,
                                                  std::int64_t vocabulary);

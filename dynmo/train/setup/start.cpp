@@ -14,8 +14,8 @@
 namespace dynmo::train {
 namespace {
 
-// Whether the plan of a checkpoint can run on so many positions, of so many layers. (Which layers
-// "auto" recomputes is chosen by costs, which a checkpoint does not hold.)
+// Returns whether the plan of a checkpoint can run on `positions` positions with `layers` layers.
+// (The layers that "auto" recomputes are chosen by costs, which a checkpoint does not have.)
 bool continues_with(const plan::Plan& plan, const config::Config& config, int positions,
                     std::size_t layers) {
   const auto micro_batches = static_cast<int>(config.batch.micro_batches);
@@ -47,7 +47,7 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
         changed_data(*start.restored, inputs.batches.identity(), config.data.path);
     if (!changed.empty()) notes.push_back(std::move(changed));
   }
-  // Otherwise layers are measured and cut anew.
+  // Otherwise layers are measured, and a new plan is made.
   const transport::Grid grid(group, static_cast<int>(config.pipeline.replicas));
   DYNMO_ASSIGN(auto measured,
                transport::measured_cluster(

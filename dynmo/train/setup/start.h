@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The state that a run begins with, alike on all ranks: a checkpoint, or the first plan of a new
+// The initial state of a run, equal on all ranks: a checkpoint, or the first plan of a new
 // training.
 
 #include <cstdint>
@@ -26,32 +26,32 @@ struct Start {
   std::optional<Restored> restored;  // none: a new training
   FirstPlan first;
   cost::Cluster cluster;           // a replica's ranks, nodes and links
-  std::vector<std::string> notes;  // lines for people
+  std::vector<std::string> notes;  // lines for the user
 
   [[nodiscard]] std::int64_t step() const { return restored ? restored->step : 0; }
 };
 
-// This rank's host, by the name that plans know it by, with its switches where Slurm names them.
+// Returns this rank's host, with its name in plans, and its switches if Slurm names them.
 [[nodiscard]] transport::Host host_of_rank(const std::string& name);
 
-// Called by all ranks of the first group: restores what is to be resumed; measures layers and makes
-// the first plan, unless the checkpoint's can run here.
+// Begins a run. All ranks of the first group call it. Restores a checkpoint if the run is resumed.
+// Measures layers and makes the first plan, unless the checkpoint's plan can run here.
 [[nodiscard]] Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
                                         const Inputs& inputs);
 
-// The states of the layers that the first plan gives to a position: restored, initial, or with the
-// weights that train.init names.
+// Returns the states of the layers that the first plan gives to a position. They are restored,
+// initial, or have the weights of train.init.
 [[nodiscard]] Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
                                                           const config::Config& config,
                                                           Rank position);
 
-// The lines that a run prints before its first step: its device, what is recomputed, its plan.
+// Returns the lines before a run's first step: its device, recomputed layers, its plan.
 [[nodiscard]] std::vector<std::string> start_lines(const config::Config& config,
                                                    const Inputs& inputs,
                                                    const transport::Grid& grid,
                                                    const runtime::Pipeline& pipeline);
 
-// The entries of a load trace about the start.
+// Returns the entries of a load trace about the start.
 [[nodiscard]] dynamism::RunStart load_trace_start(const FirstPlan& first,
                                                   const config::Config& config);
 

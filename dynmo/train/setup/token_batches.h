@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The micro-batches of a run, read from prepared token shards: a pure function of (seed, step,
-// micro-batch), so every rank reads its own and no batch is ever sent.
+// The micro-batches of a run, read from prepared token shards. They are a pure function of (seed,
+// step, micro-batch). So every rank reads its own, and no batch is ever sent.
 
 #include <cstdint>
 #include <optional>
@@ -15,32 +15,35 @@
 
 namespace dynmo::train {
 
-// Tells the data of one run from those of another.
+// Identifies the data of a run.
 struct DataIdentity {
-  std::string tokenizer = {};  // of a prepared folder (data::tokenizer_name); "" where not known
-  std::string digest = {};     // of the tokens; of shards that do not tell it, how many there are
+  std::string tokenizer = {};  // of a prepared folder (data::tokenizer_name); "" if not known
+  std::string digest = {};     // of the tokens; if the shards have none, their number
 };
 
 class TokenBatches {
  public:
-  // Empty micro-batches where the device is emulated. kBadInput: no data.path, neither a prepared
-  // folder nor token shards with data.vocabulary, fewer tokens than a sequence (validation: only of
-  // data.validation_path; a prepared folder with fewer is not validated on, see note()).
+  // Opens the data. An emulated device has empty micro-batches. Returns kBadInput without a
+  // data.path, or if it is neither a prepared folder nor token shards with data.vocabulary. Also
+  // for fewer tokens than a sequence. For validation that applies only to data.validation_path. A
+  // prepared folder with fewer is not validated on (see note()).
   [[nodiscard]] static Expected<TokenBatches> open(const config::Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
-  // Known without reading the tokens; empty where emulated.
+  // Returns an identity that is known without reading the tokens, or an empty one if emulated.
   [[nodiscard]] const DataIdentity& identity() const { return identity_; }
-  // Identifies all that is trained and validated on (TokenShards::fingerprint); "" where emulated.
+  // Returns a digest of all data of training and validation (TokenShards::fingerprint), or "" if
+  // emulated.
   [[nodiscard]] std::string fingerprint() const;
-  // Whether train.validation_every asks for validation and there is data for it.
+  // Returns whether train.validation_every asks for validation and there is data for it.
   [[nodiscard]] bool validates() const { return validation_.has_value(); }
-  // Why there is none although it is asked for, one line for people; else "".
+  // Returns why validation was asked for but has no data, one line for the user, or "".
   [[nodiscard]] const std::string& note() const { return note_; }
-  // Global sample index: (step x micro-batches of a step + micro-batch) x micro-batch size + row.
+  // Returns a micro-batch of training. Its sample index is (step x micro-batches of a step +
+  // micro-batch) x micro-batch size + row.
   [[nodiscard]] runtime::MicroBatch training(std::int64_t step, MicroBatchId micro_batch) const;
-  // Held-out data: the same micro-batches for the same `step` at every validation.
-  // Requires validates().
+  // Returns a held-out micro-batch, the same for the same `step` at every validation. Requires
+  // validates().
   [[nodiscard]] runtime::MicroBatch validation(std::int64_t step, MicroBatchId micro_batch) const;
 
  private:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice for pipelines whose stages are somebody else's: torch.distributed.pipelining and what is built on it, such as torchtitan."""
+"""Advice for pipelines whose stages another library runs: torch.distributed.pipelining, or libraries built on it such as torchtitan."""
 from __future__ import annotations
 
 import json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..errors import BadInputError
 
 TESTED_TORCH = ("2.11",)
 TESTED_TRANSFORMERS = ("5.23",)
+LAYERDROPS = ("layerdrop", "layer_drop", "layerdrop_prob", "decoder_layerdrop")
 MAX_WRAPPERS = 16  # calls around an optimizer's step, such as a scheduler's
 
 
@@ -36,11 +37,13 @@ def update(hasher: Any, value: Any) -> None:
         hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
         if value.device.type != "meta":
             hasher.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
+        hasher.update(f"{len(value)} by name".encode())
         for key in value:
             hasher.update(repr(key).encode())
             update(hasher, value[key])
     elif isinstance(value, (list, tuple)):
+        hasher.update(f"{len(value)} in order".encode())
         for element in value:
             update(hasher, element)
     else:
@@ -68,6 +71,7 @@ def check_model(model: nn.Module) -> None:
     if getattr(model, "is_quantized", False):
         raise BadInputError("model: it is quantized, wanted floating-point parameters")
     _check_parameters(model)
+    _check_layerdrop(model)
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise BadInputError("model: it is an encoder-decoder, wanted a decoder, or layers=[(name, module), ...]")
@@ -78,6 +82,15 @@ def check_model(model: nn.Module) -> None:
     ):
         if getattr(config, flag, False):
             raise BadInputError(f"model: config.{flag} is on, but {why}; set it to False")
+
+
+def _check_layerdrop(model: nn.Module) -> None:
+    """Blocks that are left out at random do so on one rank only."""
+    for name, module in model.named_modules():
+        for source, where in ((module.__dict__, name), (getattr(getattr(module, "config", None), "__dict__", {}), "config")):
+            for key, value in source.items():
+                if key in LAYERDROPS and isinstance(value, (int, float)) and value > 0:
+                    raise BadInputError(f"model: {where or 'the model'}.{key} is {value}, which leaves out blocks at random, wanted 0")
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -93,19 +106,6 @@ def _check_parameters(model: nn.Module) -> None:
             raise BadInputError(f"model: parameter {name} is on meta, wanted weights on every rank at the start")
         if parameter.grad is not None:
             raise BadInputError(f"model: parameter {name} has a gradient, wanted none; call optimizer.zero_grad() first")
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise BadInputError("optimizer: LBFGS evaluates the loss in a closure, wanted one that steps once, such as AdamW")
-    own = {id(parameter) for parameter in model.parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in own:
-                raise BadInputError(
-                    f"optimizer: a parameter of shape {tuple(parameter.shape)} is not one of the model, wanted optimizer and "
-                    "model to belong together"
-                )
 
 
 def check_free(named: Iterable[tuple[str, Tensor]]) -> str:
@@ -146,21 +146,3 @@ def called_by_scaler() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def count_tokens(batch: dict[str, Any]) -> int:
-    """Those of input_ids; of other batches the samples."""
-    first: Any = batch.get("input_ids", next(value for value in batch.values() if isinstance(value, Tensor)))
-    return int(first.numel() if "input_ids" in batch else first.shape[0])
-
-
-def batch_size(batch: dict[str, Any], micro_batches: int) -> int:
-    sizes = {name: value.shape[0] for name, value in batch.items() if isinstance(value, Tensor) and value.dim() > 0}
-    if not sizes:
-        raise BadInputError("batch: it has no tensor, wanted input_ids and labels")
-    if len(set(sizes.values())) != 1:
-        raise BadInputError(f"batch: samples differ in number, {sizes}, wanted as many in each tensor")
-    size = next(iter(sizes.values()))
-    if size == 0 or size % micro_batches != 0:
-        raise BadInputError(f"batch: {size} samples in {micro_batches} micro-batches, wanted a multiple of {micro_batches}")
-    return int(size)

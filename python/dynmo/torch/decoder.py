@@ -8,97 +8,34 @@ runs norm, head and loss. So no code here knows a family of models.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadInputError
 from . import checks
-from .layers import Context, Layer, MicroBatch, Tie
+from .layers import HIDDEN, LOSS, Context, Layer, MicroBatch, Spec, Tie, Values
+from .stand_ins import BlockStandIn, FrontStandIn, Given, Path, at, hidden_path, replaced, tensors_of, with_tensors, without_caches
 
 MAX_NOTES = 64
-
-Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
 class Notes:
-    """What the blocks are given beside the hidden tensor."""
+    """What each block is given less the hidden tensor, whose place and kind are kept."""
 
     arguments: list[Given]
+    places: list[Path]
+    first: Spec
 
 
 class _Enough(Exception):
     """The blocks have been given their arguments; the rest of the forward is not wanted."""
-
-
-class _BlockStandIn(nn.Module):
-    """Stands where a block is; it has the block's other attributes, such as the type of its attention."""
-
-    def __init__(self, block: nn.Module, call: Callable[..., Tensor], outputs: int) -> None:
-        super().__init__()
-        object.__setattr__(self, "_block", block)
-        self._call = call
-        self._outputs = outputs
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self._block, name)
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        hidden = self._call(*arguments, **named)
-        return hidden if self._outputs == 0 else (hidden, *[None] * (self._outputs - 1))
-
-
-class _FrontStandIn(nn.Module):
-    """Zeros where a layer in front of the blocks would give its output; it needs no weights."""
-
-    def __init__(self, module: nn.Module, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        object.__setattr__(self, "_module", module)
-        self._width = width
-        self._dtype = dtype
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self._module, name)
-
-    def forward(self, given: Tensor, *_: Any, **__: Any) -> Tensor:
-        shape = given.shape[:-1] if given.is_floating_point() else given.shape
-        return torch.zeros(*shape, self._width, dtype=self._dtype, device=given.device)
-
-
-@contextlib.contextmanager
-def _replaced(places: list[tuple[nn.Module, str]], by: list[nn.Module]) -> Iterator[None]:
-    before = [parent._modules[name] for parent, name in places]
-    for (parent, name), module in zip(places, by):
-        parent._modules[name] = module
-    try:
-        yield
-    finally:
-        for (parent, name), old in zip(places, before):
-            parent._modules[name] = old
-
-
-def _hidden_of(arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    hidden = arguments[0] if arguments else named["hidden_states"]
-    assert isinstance(hidden, Tensor)
-    return hidden
-
-
-def _given(arguments: tuple[Any, ...], named: dict[str, Any], hidden: Any) -> Given:
-    """The same arguments with another hidden tensor."""
-    if arguments:
-        return (hidden, *arguments[1:]), named
-    return (), {**named, "hidden_states": hidden}
 
 
 def _check_shape(index: int, hidden: Tensor, result: Tensor) -> None:
@@ -107,6 +44,13 @@ def _check_shape(index: int, hidden: Tensor, result: Tensor) -> None:
             f"block {index} takes {tuple(hidden.shape)} in {hidden.dtype} and gives {tuple(result.shape)} in {result.dtype}, "
             "wanted blocks that keep shape and type"
         )
+
+
+def _hidden_of(index: int, output: Any) -> Tensor:
+    result = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(result, Tensor):
+        raise BadInputError(f"block {index} gives a {type(result).__name__}, wanted the hidden tensor")
+    return result
 
 
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -143,7 +87,14 @@ class Decoder:
         self.layers: list[Layer] = []
         self.ties: list[Tie] = []
         self.notes_follow_shapes = False  # not the ids, so notes of equal shapes and masks are alike
-        self._cache: OrderedDict[Any, tuple[Notes, tuple[int, ...], torch.dtype]] = OrderedDict()
+        self._cache: OrderedDict[Any, Notes] = OrderedDict()
+        self.limits, self.forces_gradients = False, False
+        # Arguments of blocks that come out of the embedding's weights, by block and place: boundaries carry them.
+        self.carried: dict[tuple[int, Path], str] = {}
+        self.width = 1
+        self._takes_cache = _takes(model, "use_cache")
+        # Masks may depend on whether there is a cache, so models make theirs, and blocks are not given it; or use_cache=False.
+        self.drops_caches = True
 
     # --- What lies in front of the blocks and what behind, found by running the model once. ---
 
@@ -167,8 +118,9 @@ class Decoder:
         def block_leaves(index: int) -> Callable[..., None]:
             def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
                 phase[0] = "behind"
-                self._outputs[index] = len(output) if isinstance(output, tuple) else 0
-                _check_shape(index, _hidden_of(arguments, named), output[0] if isinstance(output, tuple) else output)
+                self._outputs[index] = len(output) if isinstance(output, (tuple, list)) else 0
+                given = (arguments, named)
+                _check_shape(index, at(given, hidden_path(given)), _hidden_of(index, output))
 
             return note
 
@@ -190,7 +142,10 @@ class Decoder:
         places = {id(child): (parent, name) for parent in self.module.modules() for name, child in parent._modules.items()}
         self._front = called["front"]
         self._front_places = [places[id(module)] for module in self._front]
-        self._zeros = [_FrontStandIn(module, *widths[id(module)]) for module in self._front]
+        strange = [owners[id(module)] for module in self._front if id(module) not in widths]
+        if strange:
+            raise BadInputError(f"model: {strange[0]} runs in front of the blocks and gives no tensor, wanted an embedding")
+        self._zeros = [FrontStandIn(module, *widths[id(module)]) for module in self._front]
         self._behind = [module for module in self.module.modules() if id(module) in owners and id(module) not in inside]
         self._behind = [module for module in self._behind if module not in self._front]
 
@@ -247,46 +202,55 @@ class Decoder:
     # --- Running parts. ---
 
     def _arguments(self, batch: MicroBatch) -> dict[str, Any]:
-        return {"use_cache": False, **batch}
+        return {"use_cache": False, **batch} if self._takes_cache and not self.drops_caches else dict(batch)
 
     def _call(self, batch: MicroBatch, calls: list[Callable[..., Tensor]], zeros: bool) -> Any:
         stand_ins: list[nn.Module] = [
-            _BlockStandIn(block, call, outputs) for block, call, outputs in zip(self._real, calls, self._outputs)
+            BlockStandIn(block, call, outputs) for block, call, outputs in zip(self._real, calls, self._outputs)
         ]
         places = self._places + (self._front_places if zeros else [])
-        with _replaced(places, stand_ins + (self._zeros if zeros else [])):
+        with replaced(places, stand_ins + (self._zeros if zeros else [])):
             return self.module(**self._arguments(batch))
 
     def begin(self, batch: MicroBatch, step: int) -> Context:
         return Context(batch)
 
-    def _front_run(self, context: Context, zeros: bool) -> Tensor:
-        """The embedding's output; notes what the blocks are given."""
-        notes = Notes([])
+    def front(self, batch: MicroBatch, zeros: bool) -> tuple[Tensor, Notes]:
+        """The embedding's output, or zeros as it would be; and what the blocks are given then."""
+        arguments: list[Given] = []
+        hidden_places: list[Path] = []
         first: list[Tensor] = []
 
-        def note(*arguments: Any, **named: Any) -> Tensor:
-            hidden = _hidden_of(arguments, named)
-            first.append(hidden)
-            notes.arguments.append(_given(arguments, named, None))
-            if len(notes.arguments) == len(self._real):
-                raise _Enough
-            return hidden
+        def note(index: int) -> Callable[..., Tensor]:
+            def call(*positional: Any, **named: Any) -> Tensor:
+                given = (positional, named)
+                path = hidden_path(given)
+                hidden: Tensor = at(given, path)
+                if index != len(arguments):
+                    raise BadInputError(f"model: block {index} runs where block {len(arguments)} was expected, wanted each once, in order")
+                first.append(hidden)
+                hidden_places.append(path)
+                given = with_tensors(given, {path: None})
+                arguments.append(without_caches(given) if self.drops_caches else given)
+                if len(arguments) == len(self._real):
+                    raise _Enough
+                return hidden
+
+            return call
 
         with contextlib.suppress(_Enough):
-            self._call(context.batch, [note] * len(self._real), zeros)
-        context.notes, context.shape, context.dtype = notes, tuple(first[0].shape), first[0].dtype
-        return first[0]
+            self._call(batch, [note(index) for index in range(len(self._real))], zeros)
+        if len(arguments) < len(self._real):
+            raise BadInputError(f"model: block {len(arguments)} was not run, wanted each once, in order (layerdrop?)")
+        return first[0], Notes(arguments, hidden_places, Spec(HIDDEN, tuple(first[0].shape), first[0].dtype))
 
     def _key(self, batch: MicroBatch) -> Any:
         key: list[Any] = [self.module.training, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")]
         for name, value in batch.items():
-            if not isinstance(value, Tensor):
-                key.append((name, repr(value)))
-            elif name in ("input_ids", "labels") and self.notes_follow_shapes:
+            if isinstance(value, Tensor) and name in ("input_ids", "labels") and self.notes_follow_shapes:
                 key.append((name, tuple(value.shape), value.dtype))
             else:
-                key.append((name, tuple(value.shape), value.dtype, checks.digest(value)))
+                key.append((name, checks.digest(value)))
         return tuple(key)
 
     def describe(self, context: Context) -> None:
@@ -295,44 +259,128 @@ class Decoder:
         key = self._key(context.batch)
         if key not in self._cache:
             with torch.no_grad():
-                self._front_run(context, zeros=True)
-            self._cache[key] = self._noted(context)
+                self._cache[key] = self.front(context.batch, zeros=True)[1]
             if len(self._cache) > MAX_NOTES:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)
-        context.notes, context.shape, context.dtype = self._cache[key]
+        self._note(context, self._cache[key])
 
-    def _noted(self, context: Context) -> tuple[Notes, tuple[int, ...], torch.dtype]:
-        return context.notes, context.shape, context.dtype
+    def _note(self, context: Context, notes: Notes) -> None:
+        specs: dict[str, Spec] = {}
+        for (block, path), name in self.carried.items():
+            tensor = at(notes.arguments[block], path)
+            specs.setdefault(name, Spec(name, tuple(tensor.shape), tensor.dtype))
+        context.notes = notes
+        context.boundaries = [
+            [notes.first, *[spec for name, spec in specs.items() if self._wanted_behind(layer, name)]]
+            for layer in range(len(self._real) + 1)
+        ]
 
-    def run(self, layer: int, hidden: Optional[Tensor], context: Context) -> Tensor:
+    def _wanted_behind(self, layer: int, name: str) -> bool:
+        return any(block >= layer and other == name for (block, _), other in self.carried.items())
+
+    def run(self, layer: int, values: Values, context: Context) -> Values:
         if layer == 0:
-            return self._front_run(context, zeros=False)
-        assert hidden is not None
+            return self._run_front(context)
         if layer <= len(self._real):
-            return self._run_block(layer - 1, hidden, context)
-        return self._run_behind(hidden, context)
+            return self._run_block(layer - 1, values, context)
+        return {LOSS: self._run_behind(values[HIDDEN], context)}
 
-    def _run_block(self, index: int, hidden: Tensor, context: Context) -> Tensor:
+    def _run_front(self, context: Context) -> Values:
+        hidden, notes = self.front(context.batch, zeros=False)
+        found = {name: at(notes.arguments[block], path) for (block, path), name in self.carried.items()}
+        if context.notes is None:
+            self._note(context, notes)
+        return {HIDDEN: hidden, **found}
+
+    def _run_block(self, index: int, values: Values, context: Context) -> Values:
         self.describe(context)
-        noted: Given = context.notes.arguments[index]
-        arguments, named = _given(noted[0], noted[1], hidden)
+        hidden = values[HIDDEN]
+        notes: Notes = context.notes
+        by = {path: values[name] for (block, path), name in self.carried.items() if block == index}
+        arguments, named = with_tensors(notes.arguments[index], {notes.places[index]: hidden, **by})
         output = self._real[index](*arguments, **named)
-        result = output[0] if isinstance(output, tuple) else output
-        assert isinstance(result, Tensor)
+        result = _hidden_of(index, output)
         _check_shape(index, hidden, result)
-        return result
+        return {HIDDEN: result, **{spec.name: values[spec.name] for spec in context.boundaries[index + 1][1:]}}
 
     def _run_behind(self, hidden: Tensor, context: Context) -> Tensor:
+        state = torch.get_rng_state()
+
         def pass_on(*arguments: Any, **named: Any) -> Tensor:
-            return _hidden_of(arguments, named)
+            given = (arguments, named)
+            passed: Tensor = at(given, hidden_path(given))
+            return passed
 
         def arrived(*_: Any, **__: Any) -> Tensor:
+            torch.set_rng_state(state)  # what runs in front of the blocks has drawn, too
             return hidden
 
-        output = self._call(context.batch, [pass_on] * (len(self._real) - 1) + [arrived], zeros=True)
-        loss = output.get("loss") if isinstance(output, dict) else output[0]
-        if loss is None:
+        return self._loss_of(self._call(context.batch, [pass_on] * (len(self._real) - 1) + [arrived], zeros=True))
+
+    def _loss_of(self, output: Any) -> Tensor:
+        loss = output.get("loss") if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise BadInputError("batch: the model gave no loss, wanted labels in the batch")
-        assert isinstance(loss, Tensor)
         return loss
+
+    def whole(self, batch: MicroBatch, before: Callable[[int], None]) -> Tensor:
+        handles = [
+            block.register_forward_pre_hook(lambda *_, layer=index + 1: before(layer)) for index, block in enumerate(self._real)
+        ]
+        handles.append(self._real[-1].register_forward_hook(lambda *_: before(len(self._real) + 1)))
+        before(0)
+        try:
+            return self._loss_of(self.module(**batch))
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # --- Arguments of blocks that need the embedding's weights. ---
+
+    def learn(self, batch: MicroBatch) -> None:
+        """Finds the arguments that differ where the embedding gives zeros, or are trained; boundaries will carry them."""
+        with torch.enable_grad():
+            hidden, real = self.front(batch, zeros=False)
+        with torch.no_grad():
+            zeros = self.front(batch, zeros=True)[1]
+        if real.first != zeros.first:
+            raise BadInputError(
+                f"model: the embedding gives {real.first.shape} in {real.first.dtype}, its stand-in {zeros.first.shape} in "
+                f"{zeros.first.dtype}; split the model yourself with layers=[(name, module), ...]"
+            )
+        frozen = self.layers[0].frozen if self.layers else False
+        self.forces_gradients = frozen and hidden.requires_grad
+        names = {id(at(real.arguments[block], path)): name for (block, path), name in self.carried.items()}
+        for block, (given, other) in enumerate(zip(real.arguments, zeros.arguments)):
+            others = dict(tensors_of(other))
+            for path, tensor in tensors_of(given):
+                if path not in others or others[path].shape != tensor.shape or others[path].dtype != tensor.dtype:
+                    raise BadInputError(f"model: what block {block} is given depends on weights in its shape, wanted only in values")
+                trained = tensor.requires_grad and not frozen
+                if (block, path) not in self.carried and (trained or not torch.equal(tensor, others[path])):
+                    name = names.setdefault(id(tensor), f"carried.{len(set(self.carried.values()))}")
+                    self.carried[(block, path)] = name
+        self.width = 1 + len(set(self.carried.values()))
+        self._cache.clear()
+
+    def learn_what_notes_follow(self, batches: list[MicroBatch]) -> None:
+        """Compares the notes of batches that differ in their ids alone."""
+        with torch.no_grad():
+            notes = [self.front(batch, zeros=True)[1].arguments for batch in batches]
+        self.notes_follow_shapes = all(_same_notes(notes[0], other) for other in notes[1:])
+
+
+def _takes(module: nn.Module, name: str) -> bool:
+    parameters = inspect.signature(module.forward).parameters
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _same_notes(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_same_notes, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_notes(one[key], other[key]) for key in one)
+    return type(one) is type(other) and (one == other if isinstance(one, (str, int, float, bool, type(None))) else True)

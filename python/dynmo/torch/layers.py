@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
 
@@ -11,6 +11,26 @@ import torch
 from torch import Tensor, nn
 
 MicroBatch = Mapping[str, Any]
+Values = dict[str, Tensor]  # the tensors between two layers, by name
+HIDDEN = "hidden"  # the one that every block changes
+LOSS = "loss"  # what the last layer gives
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A tensor between two layers. `shape` is a limit where shapes may change from step to step."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def has_gradient(self) -> bool:
+        return self.dtype.is_floating_point
 
 
 @dataclass
@@ -40,13 +60,12 @@ class Context:
     """A micro-batch on its way through the layers of this rank."""
 
     batch: MicroBatch
-    notes: Any = None  # what the blocks are given beside the hidden tensor
-    shape: tuple[int, ...] = ()  # of the tensor between two layers
-    dtype: torch.dtype = torch.float32
+    notes: Any = None  # what the blocks are given beside the tensors of a boundary
+    boundaries: list[list[Spec]] = field(default_factory=list)  # behind each layer but the last
 
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize if self.shape else 0
+    def bytes(self, layer: int) -> int:
+        """Those of the boundary behind a layer."""
+        return sum(spec.bytes for spec in self.boundaries[layer]) if layer < len(self.boundaries) else 0
 
 
 class Split(Protocol):
@@ -55,15 +74,21 @@ class Split(Protocol):
     layers: list[Layer]
     ties: list[Tie]
     module: nn.Module
+    width: int  # the most tensors of a boundary
+    limits: bool  # whether the shapes of boundaries are limits
+    forces_gradients: bool  # whether the output of a frozen first layer requires grad, as reentrant checkpointing wants
 
     def begin(self, batch: MicroBatch, step: int) -> Context:
         """A context without notes."""
 
     def describe(self, context: Context) -> None:
-        """Fills in notes, shape and dtype where the first layer is not on this rank."""
+        """Fills in notes and boundaries where the first layer is not on this rank."""
 
-    def run(self, layer: int, hidden: Optional[Tensor], context: Context) -> Tensor:
+    def run(self, layer: int, values: Values, context: Context) -> Values:
         """The layer's output; of the last one the loss."""
+
+    def whole(self, batch: MicroBatch, before: Callable[[int], None]) -> Tensor:
+        """The loss of the model as it is. Calls `before` ahead of each layer."""
 
 
 def frozen_prefix(layers: list[Layer]) -> int:

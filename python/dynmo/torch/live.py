@@ -12,7 +12,7 @@ from typing import Any, Optional
 from .._core import Decisions
 from ..errors import BadInputError
 from .exchange import Told
-from .layers import Split, frozen_prefix
+from .layers import Context, Split, frozen_prefix
 from .marks import Marks
 from .move import Moved
 from .program import Plan
@@ -93,6 +93,11 @@ class Balancer:
         self._plan_s = 0.0  # since the step before
         self.facts: dict[str, float] = {}
 
+    def not_timed(self) -> None:
+        """What has run so far in this step is no part of training."""
+        self._observed_at = perf_counter()
+        self.times.exclude()
+
     def changed(self, why: str) -> None:
         self._changed = why
 
@@ -100,7 +105,7 @@ class Balancer:
     def work_changed(self) -> bool:
         return self._changed != ""
 
-    def own_part(self, plan: Plan, rank: int, marks: Marks, losses: dict[int, float], schedule_s: float, boundary: int) -> Told:
+    def own_part(self, plan: Plan, rank: int, marks: Marks, losses: dict[int, float], schedule_s: float, context: Context) -> Told:
         """What this rank tells at the end of a step."""
         told = Told(losses)
         owned = [index for index, owner in enumerate(plan.owners) if owner == rank]
@@ -113,7 +118,7 @@ class Balancer:
                 "input_gradient_s": backward / 2,
                 "weight_gradient_s": backward / 2,
                 "update_s": self.times.update_s * count / max(1, sum(trained)),
-                "boundary_bytes": float(boundary if index + 1 < len(plan.owners) else 0),
+                "boundary_bytes": float(context.bytes(index)),
             }
         stages = [stage for stage in plan.stages if stage.rank == rank]
         told.ranks[rank] = {

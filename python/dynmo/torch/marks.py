@@ -8,6 +8,8 @@ from time import perf_counter
 
 from torch import Tensor
 
+from .layers import Values
+
 Stamps = list[tuple[int, float]]
 
 
@@ -40,13 +42,15 @@ class Marks:
         self.forward_s[layer] += perf_counter() - start
         self.forwards[layer] += 1
 
-    def watch(self, output: Tensor, stamps: Stamps, layer: int) -> None:
+    def watch(self, outputs: Values, stamps: Stamps, layer: int) -> None:
         """Notes when the gradient of a layer's output is there."""
 
         def note(_: Tensor) -> None:
             stamps.append((layer, perf_counter()))
 
-        output.register_hook(note)  # type: ignore[no-untyped-call]
+        output = next((value for value in outputs.values() if value.grad_fn is not None), None)
+        if output is not None:
+            output.register_hook(note)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def backward(self, last: int, stamps: Stamps) -> Iterator[None]:

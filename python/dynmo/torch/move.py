@@ -44,8 +44,8 @@ class Mover:
     def __init__(self, split: Split, ranks: Ranks, optimizer: Optional[torch.optim.Optimizer]) -> None:
         self._split, self._ranks, self._optimizer = split, ranks, optimizer
 
-    def move(self, old: Plan, new: Plan) -> Moved:
-        """Carries the layers from `old` to `new`. Not done where a rank found other bytes than were sent."""
+    def move(self, old: Plan, new: Plan, keep: bool = False) -> Moved:
+        """Carries the layers from `old` to `new`; `keep` leaves them here, too. Not done where a rank found other bytes than were sent."""
         start = perf_counter()
         before, after = old.owners, new.owners
         changed = [layer for layer in range(len(before)) if before[layer] != after[layer]]
@@ -62,7 +62,8 @@ class Mover:
         contents.clear()
         for layer in changed:
             if before[layer] == self._ranks.rank:
-                state.give_away(self._split.layers[layer], self._optimizer)
+                if not keep:
+                    state.give_away(self._split.layers[layer], self._optimizer)
             elif after[layer] == self._ranks.rank:
                 state.take_in(self._split.layers[layer], self._optimizer, arrived[layer])
         size = sum(heads[layer].payload for layer in changed)

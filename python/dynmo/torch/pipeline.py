@@ -2,6 +2,7 @@
 """dt.Pipeline: the user's own model and optimizer, run as a pipeline whose layers can move."""
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import Plan as CorePlan
-from ..errors import BadInputError
-from . import checks, saving, start
+from ..errors import BadInputError, RankLostError
+from . import batches, checks, saving, selfcheck, start
 from .gradients import Clip, add_ties
 from .exchange import Told, exchange
 from .layers import Context, Split, frozen_prefix
@@ -22,9 +23,10 @@ from .move import Moved, Mover, release_others
 from .program import Plan, Program, make_program, read_plan
 from .ranks import Ranks
 from .record import Record
-from .sequence import INPUT, TARGET, Sequential
+from .sequence import INPUT, TARGET, Between, Sequential
 from .step import Step
 
+AGREED = ("batch", "requires_grad flags", "training mode")  # what ranks must have alike in each step
 PlanLike = Union[CorePlan, Mapping[str, Any]]
 
 
@@ -42,7 +44,8 @@ class Pipeline:
         micro_batches: int,
         layers: Optional[Sequence[tuple[str, nn.Module]]] = None,
         loss_fn: Optional[Callable[[Any, Any], Tensor]] = None,
-        hidden: Optional[Callable[[Any], Tensor]] = None,
+        hidden: Optional[Callable[[Any], Between]] = None,
+        limits: bool = False,
         accumulation: int = 1,
         plan: Optional[PlanLike] = None,
         schedule: str = "1f1b",
@@ -55,13 +58,14 @@ class Pipeline:
     ) -> None:
         self.optimizer = optimizer
         self._ranks = Ranks(timeout_s)
-        self._ranks.agree({
+        self._ranks.attempt("Pipeline: its settings", lambda: (None, {
             **start.versions(), "micro_batches": micro_batches, "accumulation": accumulation, "schedule": schedule, "balance": balance,
-            "balancer": balancer, "steps": steps, "seed": seed, "plan": start.describe_plan(plan), **start.describe_optimizer(optimizer),
-        })
+            "balancer": balancer, "steps": steps, "seed": seed, "limits": limits, "plan": start.describe_plan(plan),
+            **start.describe_optimizer(optimizer),
+        }))
         if micro_batches < 1 or accumulation < 1:
             raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
-        self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, optimizer))
+        self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))
         self.micro_batches, self._accumulation = micro_batches, accumulation
         self._seed = start.seed_of(draws, seed, self._ranks)
         self.plan = start.first_plan(self._split, self._ranks, micro_batches, schedule, plan)
@@ -78,13 +82,18 @@ class Pipeline:
                 self._split, self._ranks.size,
                 {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps, "balancer": balancer},
             )
-        self._record = Record(run, self.rank, self.ranks, self.plan, micro_batches, accumulation, steps) if run is not None else None
+        self._record: Optional[Record] = None
+        if run is not None:
+            self._record = self._ranks.attempt(
+                f"run={run}", lambda: (Record(run, self.rank, self.ranks, self.plan, micro_batches, accumulation, steps), {})
+            )
         self._tokens, self._predicted_s = 0, 0.0
         self.steps = 0
         self.losses: list[float] = []
         start.untie_optimizer(self._split, optimizer)
-        if self._ranks.size > 1:
-            release_others(self._split.layers, self.plan.owners, self.rank, optimizer)
+        # The first batch is checked against the whole model, so layers of other ranks stay until then.
+        self._whole = True
+        self._kinds: dict[str, set[str]] = {}  # of the batches that were checked
         if optimizer is not None:
             self._watch(optimizer)
 
@@ -233,23 +242,32 @@ class Pipeline:
         self._mirror_ties()
         if self._rounds == 0:
             self.marks.reset()
-        frozen = frozen_prefix(self._split.layers)
-        if frozen == len(self._split.layers):
-            raise BadInputError("model: no parameter is trained, wanted one with requires_grad")
-        return self._pass(batch, frozen, self.marks)
+        return self._pass(batch, frozen_prefix(self._split.layers), self.marks)
 
     def _pass(self, batch: dict[str, Any], frozen: int, marks: Marks) -> Tensor:
-        micro_batches = self._slices(batch)
-        self._tokens = checks.count_tokens(batch)
-        whole = "num_items_in_batch" in batch  # the loss is a sum over the micro-batch, already divided
+        try:
+            return self._run(batch, frozen, marks)
+        except RankLostError:
+            raise
+        except Exception as error:
+            self._ranks.tell(error)
+            raise
+
+    def _run(self, batch: dict[str, Any], frozen: int, marks: Marks) -> Tensor:
         training = marks is self.marks
+        if self._whole:
+            self._check_first(batch, frozen, training)
+        agreed = self._begin_agreement(batch, frozen)
+        micro_batches = self._micro_batches(batch, frozen, training, agreed)
+        self._tokens = batches.count_tokens(batch)
+        whole = batches.ITEMS in batch  # the loss is a sum over the micro-batch, already divided
         divisor = 1 if whole else self.micro_batches * (self._accumulation if training else 1)
         program = self._program(frozen)
         contexts = [self._split.begin(micro_batch, self.steps) for micro_batch in micro_batches]
         number = self.steps * self._accumulation + self._rounds
         step = Step(
             self._split, self._ranks, program, contexts, marks, lambda loss: loss / divisor if divisor != 1 else loss,
-            number, self._seed if self.module.training else None, self._begin_agreement(batch, frozen),
+            number, self._used_seed(), agreed,
         )
         begun = perf_counter()
         step.run()
@@ -258,13 +276,55 @@ class Pipeline:
         last = training and self._rounds == self._accumulation - 1
         return self._total(self._exchange(losses, frozen, last, contexts[0]), divisor)
 
+    def _used_seed(self) -> Optional[int]:
+        return self._seed if self.module.training else None
+
+    # --- The batch. ---
+
+    def _check_first(self, batch: dict[str, Any], frozen: int, training: bool) -> None:
+        """Runs a batch on the whole model, which every rank still has, and on its layers; then drops those of other ranks."""
+
+        def check() -> tuple[None, dict[str, Any]]:
+            self._check_trained(frozen, training)
+            facts = dict(zip(AGREED, self._alike(batch, frozen)))
+            sample = batches.sample_of(batch, self.micro_batches)
+            if training or not batches.kinds_of(batch).items() <= {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}:
+                selfcheck.check_batch(self._split, sample, self._used_seed())
+            return None, facts
+
+        self._ranks.attempt("the first step", check)
+        for path, kind in batches.kinds_of(batch).items():
+            self._kinds.setdefault(path, set()).add(kind)
+        if self._balancer is not None:
+            self._balancer.not_timed()
+        if training and self.ranks > 1:
+            self._whole = False
+            release_others(self._split.layers, self.plan.owners, self.rank, self.optimizer)
+            saving.refuse_reading(self.module)
+
+    def _check_trained(self, frozen: int, training: bool) -> None:
+        if training and frozen == len(self._split.layers):
+            raise BadInputError("model: no parameter is trained, wanted one with requires_grad")
+
+    def _micro_batches(self, batch: dict[str, Any], frozen: int, training: bool, agreed: Callable[[], None]) -> list[dict[str, Any]]:
+        """The batch in parts. What this rank refuses alone the others find to be another batch."""
+        try:
+            self._check_trained(frozen, training)
+            if not self._whole:
+                batches.check_kinds(batch, self._kinds)
+            return batches.micro_batches_of(batch, self.micro_batches)
+        except BadInputError as error:
+            with contextlib.suppress(BadInputError):
+                agreed()
+            raise self._ranks.agreed(str(error)) from error
+
     def _exchange(self, losses: dict[int, float], frozen: int, last: bool, context: Context) -> list[float]:
         """The losses of all micro-batches; at the end of a step also what layers took."""
         balancer = self._balancer if last else None
         own = Told(losses)
         if balancer is not None:
             balancer.times.add_schedule(self._schedule_s)
-            own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, context.bytes)
+            own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, context)
         told = exchange(self._ranks, self.micro_batches, len(self._split.layers), own, whole=balancer is not None)
         if balancer is not None:
             balancer.observe(told, self.plan, frozen)
@@ -275,16 +335,6 @@ class Pipeline:
                 }
                 self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions)
         return list(told.losses.values())
-
-    def _slices(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
-        size = checks.batch_size(batch, self.micro_batches) // self.micro_batches
-        return [
-            {
-                name: value[index * size : (index + 1) * size] if isinstance(value, Tensor) and value.dim() > 0 else value
-                for name, value in batch.items()
-            }
-            for index in range(self.micro_batches)
-        ]
 
     def _program(self, frozen: int) -> Program:
         key = (self.plan, frozen)
@@ -297,12 +347,14 @@ class Pipeline:
     def _flags(self) -> int:
         return checks.digest(bytes(p.requires_grad for layer in self._split.layers for p in layer.parameters.values()))
 
+    def _alike(self, batch: dict[str, Any], frozen: int) -> list[int]:
+        return [checks.digest(batch), self._flags(), int(self.module.training) * 2 + int(frozen == len(self._split.layers))]
+
     def _begin_agreement(self, batch: dict[str, Any], frozen: int) -> Callable[[], None]:
         """Compares what ranks must have alike. It is on its way while the first micro-batches run."""
         if self.ranks == 1:
             return lambda: None
-        kinds = ("batch", "requires_grad flags", "training mode")
-        own = [checks.digest(batch), self._flags(), int(self.module.training) * 2 + int(frozen == len(self._split.layers))]
+        own = self._alike(batch, frozen)
         cells = torch.zeros(self.ranks, len(own), dtype=torch.float64)
         cells[self.rank] = torch.tensor(own, dtype=torch.float64)
         wait: list[Callable[[], None]] = [self._ranks.begin_sum(cells)]
@@ -312,9 +364,9 @@ class Pipeline:
                 return
             wait.pop()()
             for rank in range(self.ranks):
-                for kind, here, there in zip(kinds, cells[0].tolist(), cells[rank].tolist()):
+                for kind, here, there in zip(AGREED, cells[0].tolist(), cells[rank].tolist()):
                     if here != there:
-                        raise BadInputError(f"rank {rank} has another {kind} than rank 0, wanted the same on all ranks")
+                        raise self._ranks.agreed(f"rank {rank} has another {kind} than rank 0, wanted the same on all ranks")
 
         return check
 
@@ -342,7 +394,7 @@ class Pipeline:
             second.requires_grad_(first.requires_grad)
 
     def _move(self, plan: Plan) -> Moved:
-        moved = self._mover.move(self.plan, plan)
+        moved = self._mover.move(self.plan, plan, keep=self._whole)
         if moved.done:
             self.plan = plan
         return moved

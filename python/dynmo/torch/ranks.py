@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import socket
 import time
@@ -21,7 +22,18 @@ from ..errors import BadInputError, RankLostError
 
 Result = TypeVar("Result")
 LOST_KEY = "dynmo/lost"
+REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
+TOLD_S = 5  # a rank that cannot go on waits as long until the others have read why
+MAX_SAID = 300  # of an exception that is not ours
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in a line."""
+    said = " ".join(str(error).split())
+    if isinstance(error, BadInputError):
+        return said
+    return f"{type(error).__name__}: {said[:MAX_SAID]}" if said else type(error).__name__
 
 
 def _ended(pid: int) -> bool:
@@ -33,6 +45,7 @@ def _ended(pid: int) -> bool:
         return True
 
 
+_numbers = itertools.count()
 _OPEN: weakref.WeakSet[Ranks] = weakref.WeakSet()
 
 
@@ -52,6 +65,9 @@ class Ranks:
         self._places: list[tuple[str, int]] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._lost = ""
+        self._refused = ""  # what a rank has refused in the middle of a step
+        self._agreed: Optional[BaseException] = None  # the newest refusal that every rank has
+        self._key = f"{REFUSED_KEY}/{next(_numbers)}"  # ranks make their groups alike
         self._began = False  # torch.distributed, for all of the process
         _OPEN.add(self)
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -103,15 +119,61 @@ class Ranks:
         problems = [trouble for trouble, _ in told]
         for rank, trouble in enumerate(problems):
             if trouble:
-                raise BadInputError(trouble if len(set(problems)) == 1 else f"rank {rank}: {trouble}")
+                raise self.agreed(trouble if len(set(problems)) == 1 else f"rank {rank}: {trouble}")
         first = told[0][1]
         for rank, (_, values) in enumerate(told):
             for what in [*first, *values]:
                 if values.get(what) != first.get(what):
                     given = f": {values.get(what)}, on rank 0 {first.get(what)}"
-                    raise BadInputError(
+                    raise self.agreed(
                         f"rank {rank} has another {what} than rank 0{given if len(given) <= MAX_GIVEN else ''}, wanted the same on all ranks"
                     )
+
+    def agreed(self, line: str) -> BadInputError:
+        """A refusal that every rank has found, so that none has to be told."""
+        self._agreed = error = BadInputError(line)
+        return error
+
+    def attempt(self, what: str, call: Callable[[], tuple[Result, Mapping[str, Any]]]) -> Result:
+        """Calls on every rank. An exception of one becomes one line on all, as do facts in which ranks differ."""
+        result: Optional[tuple[Result, Mapping[str, Any]]] = None
+        problem = ""
+        cause: Optional[Exception] = None
+        try:
+            result = call()
+        except RankLostError:
+            raise
+        except Exception as error:
+            problem = one_line(error)
+            if not isinstance(error, BadInputError):
+                problem, cause = f"{what} ends with {problem}", error
+        try:
+            self.agree(result[1] if result is not None else {}, problem)
+        except BadInputError as refused:
+            raise refused from cause
+        assert result is not None
+        return result[0]
+
+    def tell(self, error: Exception) -> None:
+        """Tells the others why this rank cannot go on in the middle of a step, unless all know it, and ends the connections."""
+        if self.size == 1 or error is self._agreed or self._group is None:
+            return
+        self._refused = f"rank {self.rank}: {one_line(error)}"
+        with contextlib.suppress(RuntimeError):
+            store = dist.distributed_c10d._get_default_store()
+            store.set(self._key, self._refused)
+            self._disconnect(error)
+            deadline = time.monotonic() + TOLD_S
+            while store.add(f"{self._key}/read", 0) < self.size - 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    def _read_refused(self) -> None:
+        """Reads what another rank has refused, if that is why a message failed."""
+        with contextlib.suppress(RuntimeError):
+            store = dist.distributed_c10d._get_default_store()
+            if store.check([self._key]):
+                self._refused = store.get(self._key).decode()
+                store.add(f"{self._key}/read", 1)
 
     def agree_on_work(self, flags: int, changed: bool) -> None:
         """Refuses flags, or a call of changed(), in which a rank differs from rank 0."""
@@ -127,11 +189,17 @@ class Ranks:
 
     def guard(self, call: Callable[[], Result], peer: Optional[int] = None) -> Result:
         """Calls; an error of the transport becomes the loss of a rank, by name."""
+        if self._refused:
+            raise BadInputError(self._refused)
         if self._lost:
             raise RankLostError(self._lost)
         try:
             return call()
         except RuntimeError as error:
+            self._read_refused()
+            if self._refused:
+                self._disconnect(error)
+                raise BadInputError(self._refused) from error
             lost = self._find_lost(peer)
             why = str(error).replace("\n", " ")[:200]
             self._lost = (
@@ -142,7 +210,7 @@ class Ranks:
             self._disconnect(error)
             raise RankLostError(self._lost) from error
 
-    def _disconnect(self, error: RuntimeError) -> None:
+    def _disconnect(self, error: Exception) -> None:
         """Closes this rank's connections, so that ranks which wait for this one notice the loss now, and not when this process ends.
 
         Gloo has no call for it: connections are closed when nothing holds the group, its requests, or a frame with one of them.

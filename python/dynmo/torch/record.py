@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Union
 
-from .._core import Decisions, RunLog
+from .._core import Decisions, RunLog, program
 from .program import Plan
 
 Path = Union[str, "os.PathLike[str]"]
@@ -20,7 +20,8 @@ class Record:
         self._facts: list[dict[str, float]] = []
         self._moved = 0
         self._log.start(plan.document(), accumulation)
-        self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks, "steps": steps, "micro_batches": micro_batches})
+        self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks, "steps": steps, "micro_batches": micro_batches,
+                                     "program": program})
 
     def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, float], decisions: Decisions) -> None:
         """One step that is done, as this rank has seen it."""

@@ -2,11 +2,13 @@
 """In and out: Hugging Face's folder from all ranks, and state by name for torch.distributed.checkpoint."""
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any, Optional, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import BadInputError
 from . import state
@@ -17,7 +19,35 @@ SAVE_TAG = 1 << 26
 OPTIMIZER = "optimizer.state."
 GROUPS = "optimizer.param_groups."
 STEPS = "dynmo.steps"
+READING = "_dynmo_reads"  # an attribute of the model while its names are read
 Path = Union[str, "os.PathLike[str]"]
+
+
+def refuse_reading(module: nn.Module) -> None:
+    """Makes state_dict() refuse where parameters are on other ranks: what it gives would hold nothing of them."""
+
+    def check(part: nn.Module, prefix: str, *_: Any) -> None:
+        if getattr(module, READING, False):
+            return
+        absent = next((name for name, parameter in part.named_parameters() if parameter.device.type == "meta"), None)
+        if absent is not None:
+            raise BadInputError(
+                f"state_dict: {prefix}{absent} lies on another rank, wanted pipe.save_pretrained(), pipe.state_dict() or pipe.save(), which "
+                "know all ranks"
+            )
+
+    for part in module.modules():
+        part.register_state_dict_pre_hook(check)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def reading_everything(module: nn.Module) -> Iterator[None]:
+    """Lets state_dict() run, for its names."""
+    setattr(module, READING, True)
+    try:
+        yield
+    finally:
+        delattr(module, READING)
 
 
 def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[dict[str, Tensor]]:
@@ -47,7 +77,8 @@ def save_pretrained(split: Split, ranks: Ranks, owners: list[int], folder: Path,
     weights = gather_weights(split, ranks, owners)
     if weights is not None:
         module: Any = split.module
-        kept = dict(module.state_dict())  # persistent buffers outside of layers, and the order
+        with reading_everything(module):
+            kept = dict(module.state_dict())  # persistent buffers outside of layers, and the order
         kept.update({name: tensor for name, tensor in weights.items() if name in kept})
         module.save_pretrained(folder, state_dict=kept, **options)
     ranks.gather(None)  # nobody goes on before the folder is there

@@ -1,19 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a decoder, run one after another, against the whole model: loss and every gradient, bit for bit.
+"""The layers, each cut off from the next, against the whole model: loss and every gradient, bit for bit.
 
-A split that is almost right trains something else without an error, so it is checked before any weight is dropped.
+A split that is almost right trains something else without an error. So it is checked before any weight is dropped: at the start
+on a few tokens, and with the first batch, whose keys may reach code that the tokens did not.
 """
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadInputError
+from .batches import ITEMS
 from .decoder import Decoder, find_blocks
+from .layers import Context, MicroBatch, Split, Values, frozen_prefix
+from .marks import Marks
+from .program import Action, Program, Stage
+from .ranks import Ranks, one_line
+from .step import Step, seed_for
 
 TOKENS = 8
+NEEDED = ("input_ids", "labels")
+Gradients = dict[str, Tensor]
 
 
 def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
@@ -27,42 +38,94 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device), "labels": ids.masked_fill(mask == 0, -100).to(device)}
 
 
-def _gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
-    return {name: gradient for (name, _), gradient in zip(named, found) if gradient is not None}
+@contextlib.contextmanager
+def unnoticed(module: nn.Module) -> Iterator[None]:
+    """Leaves gradients, buffers, random numbers and the hooks of gradients as they were."""
+    buffers = [(part, name, buffer, buffer.clone()) for part in module.modules() for name, buffer in part._buffers.items() if buffer is not None]
+    parameters: list[Any] = list(module.parameters())
+    hooks = [parameter._post_accumulate_grad_hooks for parameter in parameters]
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = parameter._post_accumulate_grad_hooks = None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for parameter, hook, gradient in zip(parameters, hooks, before):
+            parameter._post_accumulate_grad_hooks, parameter.grad = hook, gradient
+        with torch.no_grad():
+            for part, name, buffer, copy in buffers:
+                if part._buffers.get(name) is buffer:
+                    buffer.copy_(copy)
 
 
-def _run_parts(decoder: Decoder, batch: dict[str, Tensor], apart: bool) -> Tensor:
-    """Runs the layers; `apart` gives blocks and head the notes that ranks without the embedding make."""
-    context = decoder.begin(batch, 0)
-    hidden = decoder.run(0, None, context)
+def taken_gradients(module: nn.Module) -> Gradients:
+    """Those that are there; there are none afterwards."""
+    found = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    for parameter in module.parameters():
+        parameter.grad = None
+    return found
+
+
+def whole(module: nn.Module, loss: Tensor) -> tuple[Tensor, Gradients]:
+    if loss.requires_grad:
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), taken_gradients(module)
+
+
+class _Apart:
+    """A split of which one layer at a time has weights, as on ranks that own one layer."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._twins: dict[int, nn.Parameter] = {}
+        self._places: list[tuple[nn.Module, str, int]] = []
+        owner = {id(p): index for index, layer in enumerate(split.layers) for p in layer.parameters.values()}
+        for part in split.module.modules():
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    self._places.append((part, name, owner[id(parameter)]))
+                    if id(parameter) not in self._twins:
+                        twin = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+                        self._twins[id(parameter)] = twin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._split, name)
+
+    def run(self, layer: int, values: Values, context: Context) -> Values:
+        others = [(part, name, part._parameters[name]) for part, name, owner in self._places if owner != layer]
+        for part, name, parameter in others:
+            part._parameters[name] = self._twins[id(parameter)]
+        try:
+            return self._split.run(layer, values, context)
+        finally:
+            for part, name, parameter in others:
+                part._parameters[name] = parameter
+
+
+class _Alone(Ranks):
+    """One rank without messages."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+
+
+def parts(split: Split, batch: MicroBatch, seed: Optional[int], apart: bool) -> tuple[Tensor, Gradients]:
+    """Runs each layer as a stage; `apart` with the notes and the weights that a rank with this layer alone has."""
+    count = len(split.layers)
+    frozen = frozen_prefix(split.layers)
+    forward = [Action("F", layer, 0) for layer in range(count)]
+    backward = [Action("B", layer, 0) for layer in reversed(range(frozen, count))]
+    program = Program(tuple(Stage(0, layer, 1) for layer in range(count)), frozen, 1, (*forward, *backward))
+    context = split.begin(batch, 0)
+    used: Any = split
     if apart:
-        shape, dtype = context.shape, context.dtype
-        context = decoder.begin(batch, 0)
-        decoder.describe(context)
-        if (context.shape, context.dtype) != (shape, dtype):
-            raise BadInputError(
-                f"model: the embedding gives {shape} in {dtype}, its stand-in {context.shape} in {context.dtype}; "
-                "split the model yourself with layers=[(name, module), ...]"
-            )
-    for _, named in context.notes.arguments:
-        for name, value in named.items():
-            if isinstance(value, Tensor) and value.requires_grad:
-                raise BadInputError(f"model: blocks are given {name}, which is trained, wanted the hidden tensor alone to be")
-    for layer in range(1, len(decoder.layers)):
-        hidden = decoder.run(layer, hidden, context)
-    return hidden
-
-
-def _same_notes(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_same_notes, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_notes(one[key], other[key]) for key in one)
-    return type(one) is type(other) and (one == other if isinstance(one, (str, int, float, bool, type(None))) else True)
+        split.describe(context)
+        used = _Apart(split)
+    step = Step(used, _Alone(), program, [context], Marks(count), lambda loss: loss, 0, seed, lambda: None)
+    step.run()
+    return step.losses[0], taken_gradients(split.module)
 
 
 def split_decoder(model: nn.Module) -> Decoder:
@@ -72,53 +135,130 @@ def split_decoder(model: nn.Module) -> Decoder:
     training = model.training
     model.eval()
     try:
-        decoder = Decoder(model)
-        decoder.probe(batch)
-        whole_loss = model(**batch, use_cache=False)["loss"]
-        whole = _gradients(model, whole_loss)
+        with unnoticed(model):
+            decoder = Decoder(model)
+            decoder.probe(batch)
+            found = whole(model, decoder.whole(batch, lambda _: None))
         decoder.collect()
-        _compare(decoder, batch, whole_loss, whole)
-        contexts = []
-        for seed in (0, 1):
-            contexts.append(decoder.begin({**batch, "input_ids": sample_batch(model, seed)["input_ids"]}, 0))
-            decoder.describe(contexts[-1])
-        decoder.notes_follow_shapes = _same_notes(contexts[0].notes.arguments, contexts[1].notes.arguments)
-        decoder._cache.clear()
+        with unnoticed(model):
+            if problem := _problem(decoder, batch, None, *found):
+                raise BadInputError(f"model: {problem}; it cannot be split so, use layers=[(name, module), ...]")
+            decoder.learn_what_notes_follow([{**batch, "input_ids": sample_batch(model, seed)["input_ids"]} for seed in (0, 1)])
         return decoder
     finally:
         model.train(training)
 
 
-def _compare(decoder: Decoder, batch: dict[str, Tensor], whole_loss: Tensor, whole: dict[str, Tensor]) -> None:
-    for apart in (False, True):
-        loss = _run_parts(decoder, batch, apart)
-        parts = _gradients(decoder.module, loss)
-        for tie in decoder.ties:
-            if tie.first in parts or tie.second in parts:
+def difference(split: Split, batch: MicroBatch, seed: Optional[int], whole_loss: Tensor, gradients: Gradients) -> str:
+    """What the layers compute otherwise than the whole model, or nothing."""
+    for apart in (False, True, True):  # again, since blocks may keep something of the batch before
+        loss, found = parts(split, batch, seed, apart)
+        for tie in split.ties:
+            if tie.second not in gradients and tie.second in found:
                 # The whole model adds head first, then embedding.
-                parts[tie.first] = parts.pop(tie.second) + parts[tie.first]
+                second = found.pop(tie.second)
+                found[tie.first] = second + found[tie.first] if tie.first in found else second
         if not torch.equal(loss, whole_loss):
-            raise BadInputError(
-                f"model: its layers one by one give loss {loss.item():.9g}, the whole {whole_loss.item():.9g}; it cannot be split so, "
-                "use layers=[(name, module), ...]"
-            )
-        wrong = [name for name in whole if name not in parts or not torch.equal(whole[name], parts[name])]
-        if wrong:
-            raise BadInputError(
-                f"model: run layer by layer, the gradient of {wrong[0]} is not that of the whole model; it cannot be split so, "
-                "use layers=[(name, module), ...]"
-            )
+            return f"its layers one by one give loss {loss.item():.9g}, the whole {whole_loss.item():.9g}"
+        for name in [*gradients, *found]:
+            if name not in gradients or name not in found or not torch.equal(gradients[name], found[name]):
+                return f"run layer by layer, the gradient of {name} is not that of the whole model"
+    return ""
+
+
+def check_batch(split: Split, batch: MicroBatch, seed: Optional[int]) -> float:
+    """Compares the layers with the whole on a batch of the user's, in the model's own mode; returns the loss."""
+    with unnoticed(split.module):
+        loss = _checked(split, batch, seed)
+        if ITEMS in batch:
+            _check_items(split, batch, seed, loss)
+    return loss.item()
+
+
+def _checked(split: Split, batch: MicroBatch, seed: Optional[int]) -> Tensor:
+    try:
+        found = whole(split.module, split.whole(batch, _seeding(seed)))
+    except BadInputError:
+        raise
+    except Exception as error:
+        raise BadInputError(f"batch: the model cannot run it, {one_line(error)}; wanted a batch that model(**batch) takes") from error
+    problem = _problem(split, batch, seed, *found)
+    if problem:
+        key = _culprit(split, batch, seed)
+        raise BadInputError(
+            f"batch: {problem}{f' because of its {key}, wanted the batch without it' if key else ''}; it cannot be split so, "
+            "use layers=[(name, module), ...]"
+        )
+    return found[0]
+
+
+def _problem(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
+    """What the layers compute otherwise; blocks are not given the model's cache, or else use_cache=False is given."""
+    if not isinstance(split, Decoder):
+        return _problem_as_is(split, batch, seed, loss, gradients)
+    before = dict(split.carried)
+    first = _problem_as_is(split, batch, seed, loss, gradients)
+    if not first:
+        return ""
+    carried, split.carried, split.drops_caches = split.carried, before, not split.drops_caches
+    if not _problem_as_is(split, batch, seed, loss, gradients):
+        return ""
+    split.carried, split.drops_caches = carried, not split.drops_caches
+    return first
+
+
+def _problem_as_is(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
+    try:
+        if isinstance(split, Decoder):
+            split.learn(batch)
+        return difference(split, batch, seed, loss, gradients)
+    except BadInputError as error:
+        return one_line(error)
+    except Exception as error:
+        return f"its layers one by one end with {one_line(error)}"
+
+
+def _culprit(split: Split, batch: MicroBatch, seed: Optional[int]) -> str:
+    """The key without which the layers give what the whole gives."""
+    for key in batch:
+        if key in NEEDED:
+            continue
+        rest = {name: value for name, value in batch.items() if name != key}
+        with contextlib.suppress(Exception):
+            if not _problem(split, rest, seed, *whole(split.module, split.whole(rest, _seeding(seed)))):
+                return key
+    return ""
+
+
+def _check_items(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor) -> None:
+    """Heads that take num_items_in_batch and drop it give a mean, which must not be summed."""
+    with torch.no_grad():
+        other = split.whole({**batch, ITEMS: batch[ITEMS] * 2}, _seeding(seed))
+    if torch.equal(loss, other.detach()):
+        raise BadInputError(
+            f"batch: {type(split.module).__name__} takes {ITEMS}, but its loss does not depend on it, wanted the batch without it; the loss "
+            "is then the mean of the micro-batches"
+        )
+
+
+def _seeding(seed: Optional[int]) -> Callable[[int], None]:
+    """Random numbers of a layer, as a step draws them."""
+    def before(layer: int) -> None:
+        if seed is not None:
+            torch.manual_seed(seed_for(seed, layer, 0, 0))
+
+    return before
 
 
 def draws_random_numbers(decoder: Decoder) -> bool:
     """Whether training draws from PyTorch's global generator (dropout and the like)."""
     batch = sample_batch(decoder.module)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    training = decoder.module.training
+    with unnoticed(decoder.module), torch.no_grad():
         before = torch.get_rng_state()
-        training = decoder.module.training
         decoder.module.train()
         try:
-            decoder.module(**batch, use_cache=False)
+            decoder.module(**decoder._arguments(batch))
         finally:
             decoder.module.train(training)
         return not torch.equal(before, torch.get_rng_state())

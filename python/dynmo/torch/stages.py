@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the layers of a stage that somebody else's runtime runs, by hooks on modules and tensors."""
+"""Times of the layers of a stage that another runtime runs, by hooks on modules and tensors."""
 from __future__ import annotations
 
 import statistics

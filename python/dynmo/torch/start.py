@@ -15,18 +15,20 @@ from .. import Plan as CorePlan, __version__ as dynmo_version, plan as make_plan
 from ..errors import BadInputError
 from . import checks, selfcheck
 from .decoder import Decoder
-from .layers import Layer, Split
+from .layers import LOSS, Layer, Split, Values
 from .marks import Marks
+from .optimizers import check_optimizer
 from .program import KINDS, Plan, read_plan
 from .ranks import Ranks
-from .sequence import Sequential
+from .sequence import Between, Sequential
 
 
 def split_of(
     model: Optional[nn.Module],
     layers: Optional[Sequence[tuple[str, nn.Module]]],
     loss_fn: Optional[Callable[[Any, Any], Tensor]],
-    hidden: Optional[Callable[[Any], Tensor]],
+    hidden: Optional[Callable[[Any], Between]],
+    limits: bool,
     optimizer: Optional[torch.optim.Optimizer],
 ) -> Split:
     """The layers of a decoder, or of a list of modules."""
@@ -36,16 +38,16 @@ def split_of(
     if layers is not None:
         if loss_fn is None or hidden is None:
             raise BadInputError("Pipeline: layers= goes with loss_fn=(output, target) and hidden=(input), which gives a tensor of "
-                                "the shape and type between two layers")
+                                "the shape and type between two layers, or a dictionary of them")
         for _, module in layers:
             checks.check_model(module)
-        split = Sequential(layers, loss_fn, hidden)
+        split = Sequential(layers, loss_fn, hidden, limits)
         model = split.module
     else:
         assert model is not None
         checks.check_model(model)
     if optimizer is not None:
-        checks.check_optimizer(optimizer, model)
+        check_optimizer(optimizer, model)
     _check_versions()
     if layers is None:
         split = selfcheck.split_decoder(model)
@@ -69,20 +71,15 @@ def _check_versions() -> None:
 
 def agreed_split(ranks: Ranks, make: Callable[[], Split]) -> tuple[Split, bool]:
     """The split, and whether training draws random numbers. Every rank refuses what one cannot split or has otherwise."""
-    facts: dict[str, Any] = {}
-    split: Optional[Split] = None
-    draws, problem = False, ""
-    try:
+
+    def split_and_check() -> tuple[tuple[Split, bool], dict[str, Any]]:
         split = make()
         draws = selfcheck.draws_random_numbers(split) if isinstance(split, Decoder) else _has_dropout(split.module)
         if ranks.size > 1 and (trouble := checks.check_free(pair for layer in split.layers for pair in layer.parameters.items())):
             raise BadInputError(f"model: {trouble}")
-        facts = {"model": [layer.name for layer in split.layers], "dropout": draws, **_fingerprint(split)}
-    except BadInputError as error:
-        problem = str(error)
-    ranks.agree(facts, problem)
-    assert split is not None
-    return split, draws
+        return (split, draws), {"model": [layer.name for layer in split.layers], "dropout": draws, **_fingerprint(split)}
+
+    return ranks.attempt("model: its split", split_and_check)
 
 
 def _fingerprint(split: Split) -> dict[str, str]:
@@ -168,20 +165,18 @@ def _times(split: Split) -> list[tuple[float, float]]:
 
 def forward_backward(split: Split, batch: Mapping[str, Any], marks: Marks) -> None:
     """All layers once; gradients are dropped."""
-    hidden: Optional[Tensor] = None
     context = split.begin(batch, 0)
     stamps: list[tuple[int, float]] = []
-    with torch.random.fork_rng(devices=[]):
+    values: Values = {}
+    with selfcheck.unnoticed(split.module):
         for layer in range(len(split.layers)):
             with marks.forward(layer):
-                hidden = split.run(layer, hidden, context)
-            if hidden.requires_grad and layer + 1 < len(split.layers):
-                marks.watch(hidden, stamps, layer)
-        assert hidden is not None
-        trained = [p for p in split.module.parameters() if p.requires_grad]
-        if hidden.requires_grad:
+                values = split.run(layer, values, context)
+            if layer + 1 < len(split.layers):
+                marks.watch(values, stamps, layer)
+        if values[LOSS].requires_grad:
             with marks.backward(len(split.layers) - 1, stamps):
-                torch.autograd.grad(hidden, trained, allow_unused=True)
+                values[LOSS].backward()  # type: ignore[no-untyped-call]
 
 
 def profile_of(split: Split, times: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -204,7 +199,7 @@ def first_plan(
         return read_plan(_document(given), ranks.size, len(split.layers))
     if schedule not in KINDS:
         raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)} (others need input and weight gradients apart)")
-    times = _times(split) if ranks.rank == 0 else []
+    times = ranks.attempt("model: its first measurement", lambda: (_times(split) if ranks.rank == 0 else [], {}))
     costs = profile_of(split, ranks.gather(times)[0])
     used = min(ranks.size, len(split.layers))
     planned = make_plan(costs, ranks=used, micro_batches=micro_batches, balancer="optimal", schedule=schedule)

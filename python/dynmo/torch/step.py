@@ -11,12 +11,19 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInputError
-from .layers import Context, Split
+from .layers import HIDDEN, LOSS, Context, Spec, Split, Values
 from .marks import Marks
+from .messages import Arriving, post
 from .program import Action, Program
 from .ranks import Message, Ranks
 
 Place = tuple[int, int]  # stage, micro-batch
+
+
+def seed_for(seed: int, layer: int, step: int, micro_batch: int) -> int:
+    """The seed of a layer's random numbers."""
+    text = f"{seed} {layer} {step} {micro_batch}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 
 class Step:
@@ -36,12 +43,12 @@ class Step:
     ) -> None:
         self._split, self._ranks, self._program, self._contexts = split, ranks, program, contexts
         self._marks, self._scale, self._number, self._seed, self._agreed = marks, scale, number, seed, agreed
-        self._receives: dict[tuple[str, int, int], Message] = {}
+        self._receives: dict[tuple[str, int, int], Arriving] = {}
         self._sends: list[Message] = []
-        self._inputs: dict[Place, Tensor] = {}
-        self._outputs: dict[Place, Tensor] = {}
+        self._inputs: dict[Place, Values] = {}  # those that want a gradient
+        self._outputs: dict[Place, Values] = {}
         self._stamps: dict[Place, list[tuple[int, float]]] = {}
-        self._gradients: dict[Place, Tensor] = {}  # from a stage of this rank to the one before it
+        self._gradients: dict[Place, Values] = {}  # from a stage of this rank to the one before it
         self.losses: dict[int, Tensor] = {}
 
     def run(self) -> None:
@@ -61,43 +68,56 @@ class Step:
     # --- Messages. ---
 
     def _tag(self, kind: str, boundary: int, micro_batch: int) -> int:
-        return (boundary * 2 + (kind == "B")) * self._program.micro_batches + micro_batch
+        place = (boundary * 2 + (kind == "B")) * self._program.micro_batches + micro_batch
+        return place * (self._split.width + 1)
 
-    def _receive(self, action: Action) -> None:
-        forward = action.kind == "RECV_F"
-        context = self._contexts[action.micro_batch]
-        self._describe(context)
-        buffer = torch.empty(context.shape, dtype=context.dtype)
-        other = action.stage - 1 if forward else action.stage + 1
-        tag = self._tag(action.kind[-1], min(action.stage, other), action.micro_batch)
-        key = (action.kind, action.stage, action.micro_batch)
-        self._receives[key] = self._ranks.receive(buffer, self._program.stages[other].rank, tag)
-
-    def _describe(self, context: Context) -> None:
+    def _boundary(self, stage: int, micro_batch: int) -> list[Spec]:
+        """The tensors behind a stage."""
+        context = self._contexts[micro_batch]
         with self._random(0, 0):
             self._split.describe(context)
+        return context.boundaries[self._program.stages[stage].layers[-1]]
 
-    def _arrived(self, kind: str, action: Action) -> Optional[Tensor]:
-        message = self._receives.pop((kind, action.stage, action.micro_batch), None)
-        if message is None:
+    def _receive(self, action: Action) -> None:
+        key = (action.kind, action.stage, action.micro_batch)
+        if action.kind == "RECV_F":
+            self._receives[key] = self._arriving(action, self._boundary(action.stage - 1, action.micro_batch), action.stage - 1)
+        elif not self._split.limits:
+            self._receives[key] = self._arriving(action, self._gradients_behind(action), action.stage + 1)
+        # Gradients of shapes that may change are received once the output has its shape.
+
+    def _gradients_behind(self, action: Action) -> list[Spec]:
+        return [spec for spec in self._boundary(action.stage, action.micro_batch) if spec.has_gradient]
+
+    def _arriving(self, action: Action, specs: list[Spec], other: int) -> Arriving:
+        forward = other < action.stage
+        tag = self._tag("F" if forward else "B", min(action.stage, other), action.micro_batch)
+        return Arriving(self._ranks, specs, self._program.stages[other].rank, tag, self._split.limits and forward)
+
+    def _arrived(self, kind: str, action: Action) -> Optional[Values]:
+        arriving = self._receives.pop((kind, action.stage, action.micro_batch), None)
+        if arriving is None:
             return None
         with self._marks.waiting():
             self._agreed()
-            return message.wait()
+            return arriving.wait()
 
-    def _send(self, action: Action, tensor: Tensor, other: int) -> None:
-        tag = self._tag(action.kind[-1], min(action.stage, other), action.micro_batch)
-        self._sends.append(self._ranks.send(tensor.contiguous(), self._program.stages[other].rank, tag))
+    def _send(self, action: Action, specs: list[Spec], values: Values, other: int) -> None:
+        forward = other > action.stage
+        tag = self._tag("F" if forward else "B", min(action.stage, other), action.micro_batch)
+        rank = self._program.stages[other].rank
+        self._sends += post(self._ranks, specs, values, rank, tag, self._split.limits and forward)
 
     def _send_output(self, action: Action) -> None:
         place = (action.stage, action.micro_batch)
-        output = self._outputs[place]
-        self._send(action, output.detach(), action.stage + 1)
+        self._send(action, self._boundary(action.stage, action.micro_batch), self._outputs[place], action.stage + 1)
         if self._is_frozen(action.stage):
             del self._outputs[place]
 
     def _send_gradient(self, action: Action) -> None:
-        self._send(action, self._gradients.pop((action.stage - 1, action.micro_batch)), action.stage - 1)
+        gradients = self._gradients.pop((action.stage - 1, action.micro_batch))
+        specs = [spec for spec in self._boundary(action.stage - 1, action.micro_batch) if spec.has_gradient]
+        self._send(action, specs, gradients, action.stage - 1)
 
     # --- Compute. ---
 
@@ -110,54 +130,73 @@ class Step:
         if self._seed is None:
             yield
             return
-        text = f"{self._seed} {layer} {self._number} {micro_batch}"
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little"))
+            torch.manual_seed(seed_for(self._seed, layer, self._number, micro_batch))
             yield
+
+    def _given(self, action: Action) -> Values:
+        """What the stage before gives, cut off its graph."""
+        if action.stage == 0:
+            return {}
+        frozen = self._is_frozen(action.stage - 1)
+        values = self._arrived("RECV_F", action)
+        if values is None:  # the stage before is on this rank
+            before = (action.stage - 1, action.micro_batch)
+            values = {name: value.detach() for name, value in self._outputs[before].items()}
+            if frozen:
+                del self._outputs[before]
+        if not frozen:
+            inputs = {name: value.requires_grad_() for name, value in values.items() if value.is_floating_point()}
+            self._inputs[(action.stage, action.micro_batch)] = inputs
+        elif self._split.forces_gradients and not self._is_frozen(action.stage):
+            values[HIDDEN].requires_grad_()
+        return values
 
     def _forward(self, action: Action) -> None:
         place = (action.stage, action.micro_batch)
         stage, context = self._program.stages[action.stage], self._contexts[action.micro_batch]
-        hidden: Optional[Tensor] = None
-        if action.stage > 0:
-            hidden = self._arrived("RECV_F", action)
-            if hidden is None:  # the stage before is on this rank
-                before = (action.stage - 1, action.micro_batch)
-                hidden = self._outputs[before].detach()
-                if self._is_frozen(action.stage - 1):
-                    del self._outputs[before]
-            if not self._is_frozen(action.stage - 1):
-                self._inputs[place] = hidden.requires_grad_()
+        values = self._given(action)
         stamps = self._stamps[place] = []
         last = len(self._split.layers) - 1
         with torch.set_grad_enabled(not self._is_frozen(action.stage)):
             for layer in stage.layers:
                 with self._random(layer, action.micro_batch), self._marks.forward(layer):
-                    hidden = self._split.run(layer, hidden, context)
+                    values = self._split.run(layer, values, context)
                 if layer == last:
-                    self.losses[action.micro_batch] = hidden.detach()
-                    hidden = self._scale(hidden)
-                elif layer + 1 in stage.layers and hidden.requires_grad:
-                    self._marks.watch(hidden, stamps, layer)
-        assert hidden is not None
-        if not (stage.first + stage.count - 1 == last and self._is_frozen(action.stage)):
-            self._outputs[place] = hidden
+                    self.losses[action.micro_batch] = values[LOSS].detach()
+                    values = {LOSS: self._scale(values[LOSS])}
+                elif layer + 1 in stage.layers:
+                    self._marks.watch(values, stamps, layer)
+        if not (stage.layers[-1] == last and self._is_frozen(action.stage)):
+            self._outputs[place] = values
 
     def _backward(self, action: Action) -> None:
         place = (action.stage, action.micro_batch)
         stage = self._program.stages[action.stage]
-        gradient = None
+        outputs, stamps = self._outputs.pop(place), self._stamps.pop(place)
+        roots = {name: output for name, output in outputs.items() if output.requires_grad}
+        gradients: Optional[list[Tensor]] = None
         if action.stage + 1 < len(self._program.stages):
-            gradient = self._arrived("RECV_B", action)
-            if gradient is None:
-                gradient = self._gradients.pop(place)
-        output, stamps = self._outputs.pop(place), self._stamps.pop(place)
-        if not output.requires_grad:
+            found = self._gradients_of(action, outputs)
+            gradients = [found[name] for name in roots]
+        if not roots:
             raise BadInputError("model: no parameter behind the frozen layers is trained, wanted one with requires_grad")
         with torch.autocast("cpu", enabled=False), self._marks.backward(stage.layers[-1], stamps):
-            torch.autograd.backward(output, gradient)
+            torch.autograd.backward(list(roots.values()), gradients)
         given = self._inputs.pop(place, None)
         if given is not None:
-            self._gradients[(action.stage - 1, action.micro_batch)] = (
-                given.grad if given.grad is not None else torch.zeros_like(given)
-            )
+            self._gradients[(action.stage - 1, action.micro_batch)] = {
+                name: value.grad if value.grad is not None else torch.zeros_like(value) for name, value in given.items()
+            }
+
+    def _gradients_of(self, action: Action, outputs: Values) -> Values:
+        """Those of a stage's outputs, from the stage behind it."""
+        place = (action.stage, action.micro_batch)
+        if place in self._gradients:
+            return self._gradients.pop(place)
+        if self._split.limits:
+            specs = [Spec(spec.name, tuple(outputs[spec.name].shape), spec.dtype) for spec in self._gradients_behind(action)]
+            self._receives[("RECV_B", *place)] = self._arriving(action, specs, action.stage + 1)
+        arrived = self._arrived("RECV_B", action)
+        assert arrived is not None
+        return arrived

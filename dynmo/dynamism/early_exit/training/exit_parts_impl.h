@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The parts that an exit has whether its head is whole or in slices.
+// The parts of an exit that are the same for a whole head and a head in slices.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ inline model::ParameterSpec exit_norm(std::int64_t hidden) {
 }
 
 inline void add_classifier(std::int64_t hidden, std::vector<model::ParameterSpec>& specs) {
-  // With 0 all tokens would be equally sure, and leave together.
+  // Starts above 0. With 0 all tokens would have the same confidence, and leave together.
   specs.push_back({.name = "exit.classifier.weight",
                    .shape = {1, hidden},
                    .init_std = 1 / std::sqrt(static_cast<double>(hidden)),
@@ -50,8 +50,8 @@ inline void add_exit_figures(std::vector<std::string>& names) {
 // The work of an exit in a pass.
 struct ExitQuestion {
   double threshold = kNeverLeaves;
-  bool asks = false;     // how sure the rows are
-  bool teaches = false;  // rows that stay have a loss
+  bool asks = false;     // confidences are needed
+  bool teaches = false;  // staying rows have a loss
   [[nodiscard]] bool never() const { return threshold >= kNeverLeaves; }
 };
 
@@ -74,13 +74,13 @@ inline std::vector<double> doubles(const at::Tensor& numbers) {
   return {first, first + each.numel()};
 }
 
-// Cosine of the input and the output of the half block.
+// Returns the cosine of the input and the output of the half block.
 inline at::Tensor similarity(const at::Tensor& x_ND, const at::Tensor& y_ND) {
   const at::ScalarType wide = kernels::accumulation_type(y_ND.scalar_type());
   return at::cosine_similarity(x_ND.to(wide), y_ND.to(wide), 1, 1e-8);
 }
 
-// The probability that the classifier gives; its bias is the parameter behind it.
+// Returns the probability that the classifier gives. Its bias is the next parameter.
 inline at::Tensor odds(const model::LayerState& state, std::size_t classifier,
                        const at::Tensor& n_ND) {
   const at::Tensor sums_N1 = model::times(state.parameters[classifier], n_ND)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The share of one slice of an exit's head, and the numbers that pass between two slices.
+// The part of one slice of an exit's head, and the numbers that pass between two slices.
 
 #include <ATen/ATen.h>
 
@@ -13,8 +13,8 @@
 
 namespace dynmo::dynamism {
 
-// Numbers of a token, or their gradients, of the type that sums are kept in: the last four have
-// none. Undefined: zeros.
+// Numbers of a token, or their gradients, in the type of sums. The last four have no gradients.
+// Undefined means zeros.
 struct ExitNumbers {
   at::Tensor y_ND = {};            // output of the half block
   model::SliceNumbers slice = {};  // normed values, log-sum-exp, score of the target
@@ -24,27 +24,27 @@ struct ExitNumbers {
   at::Tensor similarity_N = {};
 };
 
-// How many they are as one tensor.
+// Returns the width of these numbers as one tensor.
 [[nodiscard]] std::int64_t width_of(std::int64_t hidden);
-// Both are as model::pack and model::unpack are: fp32 numbers, which bf16 runs see as twice as
-// many.
+// Packs and unpacks the numbers like model::pack and model::unpack. They are fp32 numbers. A bf16
+// run sees each as two numbers.
 [[nodiscard]] at::Tensor pack(const ExitNumbers& numbers, std::vector<std::int64_t> tokens,
                               at::ScalarType compute_type);
 [[nodiscard]] ExitNumbers unpack(const at::Tensor& packed, std::int64_t hidden);
 
-// Some rows of `all`; undefined: all of them.
+// Returns some rows of `all`, or all of them if `rows` is undefined.
 [[nodiscard]] at::Tensor some_of(const at::Tensor& all, const at::Tensor& rows);
 
-// SavedSlice of the rows that are scored, of which some learn: the score of their target has a
-// gradient.
+// Values that a slice of the head saves for its backward. `scored` are the rows whose scores it
+// computes. In those of `learn`, the score of the target has a gradient.
 struct LearningSlice {
   model::SavedSlice slice;
   at::Tensor scored;  // undefined: all
-  at::Tensor learn;   // of those that are scored; undefined: all
+  at::Tensor learn;   // among the scored rows; undefined: all
 
   [[nodiscard]] bool scores_some() const { return !scored.defined() || scored.numel() > 0; }
 
-  // Adds the scores of the slice to the numbers that it got. `n_ND` is of the scored rows.
+  // Adds the scores of the slice to the received numbers. `n_ND` has the scored rows.
   void score(const model::Parameter& matrix, cost::HeadRows rows, const at::Tensor& n_ND,
              const at::Tensor& targets_N, ExitNumbers& numbers);
   [[nodiscard]] model::SliceNumbers gradient(const model::Parameter& matrix,

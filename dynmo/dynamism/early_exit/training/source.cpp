@@ -191,7 +191,7 @@ class EarlyExitSource final : public Source {
     return {};
   }
 
-  // The head of an exit has the shape of the model's, and lies in as many slices.
+  // The head of an exit has the shape of the model's, and the same number of slices.
   [[nodiscard]] Expected<ExitOptions> exit_options(const model::Recipe& recipe) const {
     const model::Layer* head = nullptr;
     std::int64_t slices = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Early exit in real training: behind some blocks stands a head of its own, and tokens whose
-// prediction is sure leave there (dynamism/early_exit/training/exit_layer.h). From which confidence
-// on is fixed, or follows the counts of the step before, so that a scheduled share of the tokens
-// stays: every rank has the same counts, and none of the step's own tokens changes what leaves.
+// Early exit in real training. Some blocks are followed by a separate head, where tokens whose
+// prediction is sure leave (dynamism/early_exit/training/exit_layer.h). The threshold of confidence
+// is fixed, or follows the counts of the last step. Then a scheduled share of the tokens stays.
+// Every rank has the same counts. No token of a step affects which others leave in it.
 
 #include <memory>
 
@@ -13,7 +13,7 @@
 
 namespace dynmo::dynamism {
 
-// Requires valid options.
+// Makes the source. Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_early_exit_source(const EarlyExitOptions& options);
 
 }  // namespace dynmo::dynamism

@@ -50,7 +50,7 @@ class ProbedLayer final : public model::ForwardingLayer {
   Found& found_;
 };
 
-// Nobody asks what lies behind it.
+// A layer behind the probed ones, whose output is not used.
 class PassedLayer final : public model::ForwardingLayer {
  public:
   using ForwardingLayer::ForwardingLayer;

@@ -19,8 +19,8 @@
 namespace dynmo::dynamism {
 namespace {
 
-// The number of layers that shares and rules are of: heads count as one, the model's and those of
-// exits, and none of the model's freezes.
+// Returns the number of layers that shares and rules refer to. A head counts as one, the model's or
+// an exit's. The model's head never freezes.
 template <typename Layers>
 std::size_t whole_head(const Layers& layers) {
   return static_cast<std::size_t>(model::layers_with_whole_head(layers));
@@ -115,8 +115,8 @@ class ByNorm final : public ByRule {
   Json figures() const override { return {{"next_norm", next_to_first(rule())}}; }
 };
 
-// A check probes before its step and decides after it, so that a step that is not finished, as its
-// group has ended, leaves nothing behind: the next group probes the same again.
+// A check probes before its step and decides after it. So a step that was not finished, because its
+// group has ended, has no effect. The next group probes the same again.
 class ByPlasticity final : public ByRule {
  public:
   using ByRule::ByRule;
@@ -158,8 +158,8 @@ class ByPlasticity final : public ByRule {
     checks_ = is_check(options(), now.step, steps()) && rule().frozen < end;
     if (!checks_ || now.step == first_check(options(), steps())) return change;
     if (rule().average.empty() && !rule().first.empty()) {
-      // Frozen layers have begun to train since the last check: what they have moved is not the
-      // work of as many steps. They begin where they began at first.
+      // Frozen layers have begun to train since the last check. Their movement is not the work of
+      // the full interval. They start again from their first value.
       slopes_ = rule().first;
       return change;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Freezing in real training: the layers of a prefix stop training, by FreezingSchedule or by
+// Freezing in real training. The layers of a prefix stop training, by FreezingSchedule or by
 // ConvergenceRule.
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace dynmo::dynamism {
 
 // Makes the source for a run of `steps` steps. Requires valid options of a rule that a training
-// knows.
+// supports.
 [[nodiscard]] std::unique_ptr<Source> make_freezing_source(const FreezingOptions& options,
                                                            std::int64_t steps);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Mixture of depths in real training: every other block is one layer that works on the tokens its
-// router chooses (routed_block.h). Shapes never change, and so neither does the work: blocks are
-// cheap and expensive in turn.
+// Mixture of depths in real training. Every other block is one layer that works on the tokens that
+// its router chooses (routed_block.h). Shapes and work never change: cheap and expensive blocks
+// alternate.
 
 #include <memory>
 
@@ -12,7 +12,7 @@
 
 namespace dynmo::dynamism {
 
-// Requires valid options.
+// Makes the source. Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_mixture_of_depths_source(
     const MixtureOfDepthsOptions& options);
 

@@ -144,7 +144,7 @@ class MoeSource final : public Source {
                  fmt::format("moe.enabled is true, but {}; wanted model.family = \"llama\"", why)};
   }
 
-  // Who has too few tokens is preferred a little more from the next step on (Wang et al.,
+  // Raises the preference of experts with too few tokens from the next step on (Wang et al.,
   // "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024).
   void even_out(model::LayerState& state, const LayerCounts& counts) const {
     if (options_.router != MoeRouter::kBias || state.frozen) return;
@@ -160,8 +160,9 @@ class MoeSource final : public Source {
     }
   }
 
-  // For every number of devices that divides the experts, of each block, how much longer the
-  // fullest device works than the mean one (load.h), by the counts of the whole step.
+  // Returns the straggler factors (load.h) of each block for every number of devices that divides
+  // the experts. A factor is the work of the fullest device over the mean, by the counts of the
+  // whole step.
   [[nodiscard]] Json stragglers() const {
     Json all = Json::object();
     for (int ranks = 2; ranks <= options_.experts; ++ranks) {

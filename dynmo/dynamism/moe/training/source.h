@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Mixture of experts in real training: every block's MLP becomes experts (model/moe.h), all of them
-// on the rank of their layer. What they are given is counted: layers of unequal counts would be
-// slow where the experts of a layer lie on several devices, and straggler factors say by how much.
+// Mixture of experts in real training. Every block's MLP becomes experts (model/moe.h), all of them
+// on the rank of their layer. Their tokens are counted. If the experts of a layer were on several
+// devices, unequal counts would slow it down. Straggler factors measure by how much.
 
 #include <memory>
 
@@ -12,7 +12,7 @@
 
 namespace dynmo::dynamism {
 
-// Requires valid options.
+// Makes the source. Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_moe_source(const MoeOptions& options);
 
 }  // namespace dynmo::dynamism

@@ -48,9 +48,9 @@ float measured_std(const Own& matrix) {
   return std > 0 && std::isfinite(std) ? std : nominal_std(matrix.spec);
 }
 
-// The result of an event is a function of the step, the weights and the sums over the ranks, and
-// the masks are in the layers' states. If a run began with given weights the source remembers their
-// std, which nothing else says once they have trained.
+// The result of an event is a function of the step, the weights and the sums over the ranks. The
+// masks are in the layers' states. If a run began with given weights, the source stores their std,
+// which cannot be recovered after training.
 class PruningSource final : public Source {
  public:
   explicit PruningSource(const PruningOptions& options) : options_(options) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Gradual pruning in real training: at every event the smallest weights of all matrices of blocks
-// that train go, by one threshold over all ranks (select.h). They are gone for good: products,
-// gradients and moments shrink with them, once a matrix is sparse enough to be compressed
+// Gradual pruning in real training. At every event the smallest weights of all matrices of training
+// blocks are removed. One threshold over all ranks selects them (select.h). They never return. Once
+// a matrix is sparse enough to be compressed, its products, gradients and moments shrink
 // (model/pruned.h).
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace dynmo::dynamism {
 
-// Requires valid options.
+// Makes the source. Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_pruning_source(const PruningOptions& options);
 
 }  // namespace dynmo::dynamism

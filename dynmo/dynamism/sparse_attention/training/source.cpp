@@ -13,7 +13,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-// The source decides nothing between steps and remembers nothing: the choice of a pattern is a
+// The source makes no decisions between steps and has no state. The choice of a pattern is a
 // function of the layer's key, the step, the micro-batch and the layer's input.
 class SparseAttentionSource final : public Source {
  public:

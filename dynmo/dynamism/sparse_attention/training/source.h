@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dynamic sparse attention in real training: the attention of every block looks at the pairs of
-// tokens that a pattern chooses in each forward pass (pattern.h), and works on them alone. How many
-// they are is another number for every layer and step, which the controller finds by measuring.
+// Dynamic sparse attention in real training. The attention of every block computes only the pairs
+// of tokens that a pattern chooses in each forward pass (pattern.h). Their number differs by layer
+// and step. The controller measures it.
 
 #include <memory>
 
@@ -12,7 +12,7 @@
 
 namespace dynmo::dynamism {
 
-// Requires valid options.
+// Makes the source. Requires valid options.
 [[nodiscard]] std::unique_ptr<Source> make_sparse_attention_source(
     const SparseAttentionOptions& options);
 

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch, cut into micro-batches wherever its tensors lie in it, and what kinds of values it has."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInputError
+
+ITEMS = "num_items_in_batch"
+IGNORED = -100  # a label without a loss
+CUT = ("input_ids", "labels", "inputs_embeds", "input", "target")  # never shared by the samples
+FLAGS = {
+    "use_cache": "keys and values lie on several ranks", "output_router_logits": "the auxiliary loss spans all layers",
+    "output_hidden_states": "the hidden tensors lie on several ranks", "output_attentions": "the attentions lie on several ranks",
+}
+Leaves = dict[str, Any]
+
+
+def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Tensors and plain values with their paths, such as attention_mask.full_attention."""
+    if isinstance(value, Mapping):
+        for key, element in value.items():
+            yield from leaves_of(element, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (tuple, list)):
+        for number, element in enumerate(value):
+            yield from leaves_of(element, f"{path}.{number}")
+    else:
+        yield path, value
+
+
+def mapped(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
+    """The same nest with changed leaves."""
+    if isinstance(value, Mapping):
+        return {key: mapped(element, f"{path}.{key}" if path else str(key), change) for key, element in value.items()}
+    if isinstance(value, (tuple, list)):
+        elements = [mapped(element, f"{path}.{number}", change) for number, element in enumerate(value)]
+        made: Any = type(value)
+        return made(*elements) if hasattr(value, "_fields") else made(elements)
+    return change(path, value)
+
+
+def _axis(path: str, tensor: Tensor) -> int:
+    """The dimension of the samples. Positions of several kinds come before them."""
+    return 1 if path == "position_ids" and tensor.dim() == 3 else 0
+
+
+def _sizes(leaves: Leaves) -> dict[str, int]:
+    return {path: tensor.shape[_axis(path, tensor)] for path, tensor in leaves.items() if isinstance(tensor, Tensor) and tensor.dim() > 0}
+
+
+def _shared(path: str, size: int) -> bool:
+    """Whether one row serves all samples, as masks and positions may."""
+    return size == 1 and path not in CUT
+
+
+def batch_size(batch: Mapping[str, Any], micro_batches: int) -> int:
+    """The number of samples. Refuses what cannot be cut."""
+    leaves = dict(leaves_of(batch, ""))
+    for flag, why in FLAGS.items():
+        if batch.get(flag):
+            raise BadInputError(f"batch: {flag} is on, but {why}; leave it out")
+    for path, value in leaves.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise BadInputError(f"batch: {path} requires grad, wanted data; train it as a parameter of the model")
+        if not isinstance(value, (Tensor, bool, int, float, str, type(None))):
+            raise BadInputError(
+                f"batch: {path} is a {type(value).__name__}, wanted tensors, numbers and strings, or lists and dictionaries of them"
+            )
+    sizes = _sizes(leaves)
+    if not sizes:
+        raise BadInputError("batch: it has no tensor, wanted input_ids and labels")
+    counted = {path: size for path, size in sizes.items() if not _shared(path, size)} or sizes
+    if len(set(counted.values())) != 1:
+        raise BadInputError(f"batch: samples differ in number, {counted}, wanted as many in each tensor")
+    size = next(iter(counted.values()))
+    if size == 0 or size % micro_batches != 0:
+        raise BadInputError(f"batch: {size} samples in {micro_batches} micro-batches, wanted a multiple of {micro_batches}")
+    if micro_batches > 1:
+        _check_lists(batch, "", size)
+    return int(size)
+
+
+def _check_lists(value: Any, path: str, size: int) -> None:
+    """Lists with a value for each sample are not cut, so they are refused."""
+    if isinstance(value, Mapping):
+        for key, element in value.items():
+            _check_lists(element, f"{path}.{key}" if path else str(key), size)
+    elif isinstance(value, (tuple, list)) and not any(isinstance(leaf, Tensor) for _, leaf in leaves_of(value, path)):
+        if len(value) == size and size > 1:
+            raise BadInputError(f"batch: {path} is a list of {size} values, as many as samples, wanted a tensor, which can be cut")
+
+
+def micro_batches_of(batch: Mapping[str, Any], micro_batches: int) -> list[dict[str, Any]]:
+    """The micro-batches, each with its samples of every tensor."""
+    return rows_of(batch, batch_size(batch, micro_batches) // micro_batches, micro_batches)
+
+
+def sample_of(batch: Mapping[str, Any], micro_batches: int) -> dict[str, Any]:
+    """One or two samples that a micro-batch could have, the most padded one among them."""
+    size = batch_size(batch, micro_batches)
+    labels = batch.get("labels")
+    padded = int((labels.reshape(size, -1) == IGNORED).sum(1).argmax()) if isinstance(labels, Tensor) and labels.shape[:1] == (size,) else 0
+    rows = torch.tensor(sorted({0, padded}) if size > micro_batches and padded > 0 else [padded])
+    if size > micro_batches and len(rows) == 1:
+        rows = torch.tensor([0, 1])
+
+    def chosen(path: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        axis = _axis(path, value)
+        return value if size > 1 and _shared(path, value.shape[axis]) else value.index_select(axis, rows.to(value.device))
+
+    changed: dict[str, Any] = mapped(batch, "", chosen)
+    return changed
+
+
+def rows_of(batch: Mapping[str, Any], size: int, parts: int) -> list[dict[str, Any]]:
+    total = max(size * parts, 1)
+
+    def cut(index: int) -> Callable[[str, Any], Any]:
+        def change(path: str, value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                return value
+            axis = _axis(path, value)
+            if total > 1 and _shared(path, value.shape[axis]):
+                return value
+            return value.narrow(axis, index * size, size)
+
+        return change
+
+    return [mapped(batch, "", cut(index)) for index in range(parts)]
+
+
+def kinds_of(batch: Mapping[str, Any]) -> dict[str, str]:
+    """What each value is, by path. None is as good as no value."""
+    kinds = {}
+    for path, value in leaves_of(batch, ""):
+        if isinstance(value, Tensor) and value.dim() > 0:
+            kinds[path] = f"{value.dtype} of {value.dim()} dimensions"
+        elif value is not None:
+            kinds[path] = "a string" if isinstance(value, str) else "a number"
+    return kinds
+
+
+def check_kinds(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> None:
+    """Refuses values with which the split has not been checked: the whole model is no longer here."""
+    for path, kind in kinds_of(batch).items():
+        if path not in checked:
+            raise BadInputError(f"batch: {path} was not in the first batch, with which the split was checked; wanted it there, too")
+        if kind not in checked[path]:
+            raise BadInputError(
+                f"batch: {path} is {kind}, in the first batch, with which the split was checked, {' or '.join(sorted(checked[path]))}; wanted "
+                "the same"
+            )
+
+
+def count_tokens(batch: Mapping[str, Any]) -> int:
+    """Those of input_ids; of other batches the samples."""
+    if isinstance(ids := batch.get("input_ids"), Tensor):
+        return int(ids.numel())
+    return next(iter(_sizes(dict(leaves_of(batch, ""))).values()))

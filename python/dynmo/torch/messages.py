@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The named tensors of a boundary on their way between two ranks, one message each.
+
+Where shapes are limits, a message with the actual shapes goes ahead, and the receiver makes room for these.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInputError
+from .layers import Spec, Values
+from .ranks import Message, Ranks
+
+
+def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int, limits: bool) -> list[Message]:
+    """Begins to send the tensors of `specs`. Its messages use tags from `tag` to `tag + len(specs)`."""
+    sent = []
+    if limits:
+        sizes = [extent for spec in specs for extent in values[spec.name].shape]
+        sent.append(ranks.send(torch.tensor(sizes, dtype=torch.int64), to, tag + len(specs)))
+    for number, spec in enumerate(specs):
+        if values[spec.name].numel() > 0:
+            sent.append(ranks.send(values[spec.name].detach().contiguous(), to, tag + number))
+    return sent
+
+
+class Arriving:
+    """Tensors that this rank receives: as `specs` say, or at most so."""
+
+    def __init__(self, ranks: Ranks, specs: Sequence[Spec], source: int, tag: int, limits: bool) -> None:
+        self._ranks, self._specs, self._source, self._tag = ranks, specs, source, tag
+        self._sizes: Optional[Message] = None
+        self._messages: list[Optional[Message]] = []
+        self._values: Values = {}
+        if limits:
+            sizes = torch.empty(sum(len(spec.shape) for spec in specs), dtype=torch.int64)
+            self._sizes = ranks.receive(sizes, source, tag + len(specs))
+        else:
+            self._post([spec.shape for spec in specs])
+
+    def _post(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        for number, (spec, shape) in enumerate(zip(self._specs, shapes)):
+            buffer = torch.empty(shape, dtype=spec.dtype)
+            self._values[spec.name] = buffer
+            self._messages.append(self._ranks.receive(buffer, self._source, self._tag + number) if buffer.numel() > 0 else None)
+
+    def wait(self) -> Values:
+        if self._sizes is not None:
+            self._post(_shapes(self._specs, self._sizes.wait()))
+        for message in self._messages:
+            if message is not None:
+                message.wait()
+        return self._values
+
+
+def _shapes(specs: Sequence[Spec], sizes: Tensor) -> list[tuple[int, ...]]:
+    rest, shapes = sizes.tolist(), []
+    for spec in specs:
+        shape, rest = tuple(rest[: len(spec.shape)]), rest[len(spec.shape) :]
+        if any(extent < 0 or extent > most for extent, most in zip(shape, spec.shape)):
+            raise BadInputError(f"a tensor {spec.name} of {shape} has arrived, wanted at most {spec.shape} as `hidden` says")
+        shapes.append(shape)
+    return shapes

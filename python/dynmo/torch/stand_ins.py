@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that stand where a block or an embedding is while the model's own forward runs, and what blocks are given."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInputError
+
+# A block's positional and named arguments.
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+# Where a tensor lies in them: 0 or 1, then positions and keys.
+Path = tuple[Any, ...]
+
+
+class _StandIn(nn.Module):
+    """Has the attributes and the class of a module, but not its parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        object.__setattr__(self, "_module", module)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            found = getattr(self._module, name)
+        if isinstance(found, Tensor) and found.device.type == "meta":
+            # Models ask weights for their device and type; this takes no memory.
+            return torch.zeros(1, dtype=found.dtype).expand(found.shape) if found.dim() > 0 else torch.zeros((), dtype=found.dtype)
+        return found
+
+
+class BlockStandIn(_StandIn):
+    """Stands where a block is, also for isinstance. Gives what `call` gives, as a tuple where the block gives one."""
+
+    def __init__(self, block: nn.Module, call: Callable[..., Tensor], outputs: int) -> None:
+        super().__init__(block)
+        self._call = call
+        self._outputs = outputs
+
+    @property
+    def __class__(self) -> Any:
+        return type(object.__getattribute__(self, "_module"))
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise TypeError("a stand-in keeps its class")
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        hidden = self._call(*arguments, **named)
+        return hidden if self._outputs == 0 else (hidden, *[None] * (self._outputs - 1))
+
+
+class FrontStandIn(_StandIn):
+    """Zeros where a layer in front of the blocks would give its output; it needs no weights."""
+
+    def __init__(self, module: nn.Module, width: int, dtype: torch.dtype) -> None:
+        super().__init__(module)
+        self._width = width
+        self._dtype = dtype
+        first = next(module.parameters())
+        # A model's device and type are those of its first parameter.
+        self.place = nn.Parameter(torch.zeros(1, dtype=first.dtype), requires_grad=False)
+
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        given = next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
+        if given is None:
+            raise BadInputError(f"model: {type(self._module).__name__} in front of the blocks is given no tensor, wanted an embedding")
+        shape = given.shape[:-1] if given.is_floating_point() else given.shape
+        return torch.zeros(*shape, self._width, dtype=self._dtype, device=given.device)
+
+
+@contextlib.contextmanager
+def replaced(places: list[tuple[nn.Module, str]], by: list[nn.Module]) -> Iterator[None]:
+    before = [parent._modules[name] for parent, name in places]
+    for (parent, name), module in zip(places, by):
+        parent._modules[name] = module
+    try:
+        yield
+    finally:
+        for (parent, name), old in zip(places, before):
+            parent._modules[name] = old
+
+
+def hidden_path(given: Given) -> Path:
+    """Where the hidden tensor lies: first, or by name."""
+    arguments, named = given
+    if arguments and isinstance(arguments[0], Tensor):
+        return (0, 0)
+    if isinstance(named.get("hidden_states"), Tensor):
+        return (1, "hidden_states")
+    found = next((path for path, tensor in tensors_of(given) if tensor.is_floating_point()), None)
+    if found is None:
+        raise BadInputError("model: a block is given no tensor, wanted the hidden tensor first or as hidden_states")
+    return found
+
+
+def tensors_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, (tuple, list)):
+        for number, element in enumerate(value):
+            yield from tensors_of(element, (*path, number))
+    elif isinstance(value, Mapping):
+        for key, element in value.items():
+            yield from tensors_of(element, (*path, key))
+
+
+def at(value: Any, path: Path) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def with_tensors(value: Any, by: Mapping[Path, Optional[Tensor]], path: Path = ()) -> Any:
+    """The same nest, with other tensors at some places."""
+    if path in by:
+        return by[path]
+    if not any(place[: len(path)] == path for place in by):
+        return value
+    if isinstance(value, (tuple, list)):
+        elements = [with_tensors(element, by, (*path, number)) for number, element in enumerate(value)]
+        made: Any = type(value)
+        return made(*elements) if hasattr(value, "_fields") else made(elements)
+    return {key: with_tensors(element, by, (*path, key)) for key, element in value.items()}
+
+
+def without_caches(given: Given) -> Given:
+    """The arguments less caches of keys and values, which are empty in training."""
+    arguments, named = given
+    kept = {name: None if _is_cache(value) else value for name, value in named.items()}
+    if kept.get("use_cache"):
+        kept["use_cache"] = False
+    return tuple(None if _is_cache(value) else value for value in arguments), kept
+
+
+def _is_cache(value: Any) -> bool:
+    return hasattr(value, "get_seq_length")

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of torch_first_test.py: batches of the first step that the loop runs, or that every rank refuses in one line."""
+import contextlib
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dynmo
+import dynmo.torch as dt
+import torch_cases
+from dynmo.torch import start
+
+BART = {
+    "d_model": 32, "decoder_layers": 4, "num_hidden_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "vocab_size": 96,
+    "max_position_embeddings": 64, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "is_decoder": True,
+    "is_encoder_decoder": False, "tie_word_embeddings": False, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}
+OPT = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 96, "max_position_embeddings": 64,
+    "word_embed_proj_dim": 32, "dropout": 0.0, "attention_dropout": 0.0, "tie_word_embeddings": False,
+}
+LLAMA4 = {
+    **torch_cases.BASE, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1,
+    "attention_chunk_size": 4, "no_rope_layers": [1, 1, 1, 0],
+}
+torch_cases.FAMILIES.update(bart=BART, opt=OPT, llama4_text=LLAMA4)
+SAMPLES, LENGTH = 4, 8
+
+
+def batch_of(step=0):
+    ids = torch.randint(3, 96, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(step))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def causal(window=LENGTH):
+    full = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    return (full.tril() & full.triu(1 - window)).expand(SAMPLES, 1, LENGTH, LENGTH).clone()
+
+
+def make(family="llama", **config):
+    model = torch_cases.make_model({"family": family, "config": config})
+    return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+
+
+def cut(value, part):
+    if isinstance(value, dict):
+        return {key: cut(element, part) for key, element in value.items()}
+    return value[part] if isinstance(value, torch.Tensor) and value.shape[0] == SAMPLES else value
+
+
+def as_the_loop(batch, family="llama", steps=2, **config):
+    """Losses of two steps."""
+    plain, other = make(family, **config)
+    model, optimizer = make(family, **config)
+    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    for _ in range(steps):
+        losses = [plain(**cut(batch, slice(first, first + 2))).loss / 2 for first in (0, 2)]
+        for loss in losses:
+            loss.backward()
+        assert torch.equal(pipe.step(**batch), sum(loss.detach() for loss in losses)), family
+        for one in (other, optimizer):
+            one.step()
+            one.zero_grad()
+
+
+def refused(text, call):
+    try:
+        call()
+    except dynmo.BadInputError as error:
+        assert text in str(error) and "\n" not in str(error), (text, str(error))
+        return
+    raise AssertionError(f"not refused: {text}")
+
+
+def refused_batch(text, family="llama", change=None, **more):
+    """Nothing is dropped."""
+    model, optimizer = make(family)
+    if change is not None:
+        change(model)
+    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    batch = {name: value for name, value in {**batch_of(), **more}.items() if value is not ABSENT}
+    refused(text, lambda: pipe.step(**batch))
+    assert not any(parameter.device.type == "meta" for parameter in model.parameters())
+    return pipe
+
+
+ABSENT = object()
+
+
+class Peeking(nn.Module):
+    """A block that reads what the model's forward was given, and not what it is given itself."""
+
+    def __init__(self, block, told):
+        super().__init__()
+        self.block, self.told = block, told
+
+    def forward(self, *arguments, **named):
+        return self.block(*arguments, **named) * self.told.get("louder", 1.0)
+
+
+def peek(model):
+    told = {}
+    model.model.layers[2] = Peeking(model.model.layers[2], told)
+    model.register_forward_pre_hook(lambda _, arguments, named: told.update(louder=named.pop("louder", 1.0)) or (arguments, named), with_kwargs=True)
+    model.register_forward_hook(lambda *_: told.clear(), always_call=True)
+
+
+def on_rank_1(model):
+    def fail(*_):
+        raise KeyError("one rank's own")
+
+    if dist.get_rank() == 1:
+        model.model.norm.register_forward_pre_hook(fail)
+
+
+def batches():
+    """What the first batch may have, and what is refused by name."""
+    as_the_loop({**batch_of(), "attention_mask": {"full_attention": causal(), "sliding_attention": causal(4)}}, "gemma2")
+    positions = torch.arange(LENGTH).flip(0).contiguous()
+    as_the_loop({**batch_of(), "position_ids": positions.expand(SAMPLES, LENGTH).clone()})
+    as_the_loop({**batch_of(), "position_ids": positions[None]})
+    padded = torch.ones(SAMPLES, LENGTH, dtype=torch.long)
+    padded[1, 5:] = 0
+    as_the_loop({**batch_of(), "attention_mask": padded}, "llama4_text")
+    as_the_loop(batch_of(), "bart")
+    refused_batch("takes num_items_in_batch", "bart", num_items_in_batch=28)
+    refused_batch("takes num_items_in_batch", "bart", num_items_in_batch=torch.tensor(28))
+    refused_batch("no loss, wanted labels", labels=ABSENT)
+    refused_batch("batch: names is a list of 4 values", names=["a", "b", "c", "d"])
+    refused_batch("batch: mask.0 is a set", mask=[set()])
+    refused_batch("batch: inputs_embeds requires grad", input_ids=ABSENT, inputs_embeds=torch.zeros(SAMPLES, LENGTH, 32, requires_grad=True))
+    refused_batch("batch: use_cache is on", use_cache=True)
+    refused_batch("batch: output_hidden_states is on", output_hidden_states=True)
+    refused_batch("because of its louder", change=peek, louder=0.5)
+    refused_batch("samples differ in number", attention_mask={"full_attention": causal()[:3]})
+
+
+def failures_of_one_rank():
+    """Every rank has the line of the one that failed."""
+    optimizer = None
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "file")
+        with open(file, "w", encoding="ascii"):
+            pass
+        run = file if dist.get_rank() == 1 else os.path.join(folder, "run")
+        refused("rank 1: ", lambda: dt.Pipeline(*make(), micro_batches=2, run=run, timeout_s=60))
+    real = start._times
+
+    def no_clock(_):
+        raise ZeroDivisionError("no clock")
+
+    start._times = no_clock
+    refused("rank 0: model: its first measurement ends with ZeroDivisionError: no clock", lambda: dt.Pipeline(*make(), micro_batches=2, timeout_s=60))
+    start._times = real
+    model, optimizer = make()
+    on_rank_1(model)
+    refused("rank 1: model: its split ends with KeyError: \"one rank's own\"", lambda: dt.Pipeline(model, optimizer, micro_batches=2, timeout_s=60))
+    model, optimizer = make()
+    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    on_rank_1(model)
+    refused("rank 1: batch: the model cannot run it, KeyError: \"one rank's own\"", lambda: pipe.step(**batch_of()))
+
+
+def later_steps():
+    """Other keys are refused and the next batch runs; what breaks one rank in the middle of a step is told to all."""
+    model, optimizer = make()
+    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    refused("state: it has no", lambda: pipe.load_state_dict({}))
+    pipe.evaluate(**batch_of(), attention_mask=torch.ones(SAMPLES, LENGTH, dtype=torch.long))  # the whole model is still here
+    first = pipe.step(**batch_of())
+    for call in (model.state_dict, model.model.layers.state_dict):
+        refused("pipe.save_pretrained()", call)
+    pipe.evaluate(**batch_of(), attention_mask=torch.ones(SAMPLES, LENGTH, dtype=torch.long))
+    refused("position_ids was not in the first batch", lambda: pipe.step(**batch_of(), position_ids=torch.arange(LENGTH)[None]))
+    refused("labels is a number, in the first batch", lambda: pipe.step(input_ids=batch_of()["input_ids"], labels=3))
+    refused("3 samples in 2 micro-batches", lambda: pipe.step(**{name: value[:3] for name, value in batch_of().items()}))
+    own = batch_of() if dist.get_rank() == 0 else {name: value[:3] for name, value in batch_of().items()}
+    optimizer.zero_grad()
+    assert torch.equal(pipe.step(**batch_of()), first)
+    on_rank_1(model)
+    wanted = KeyError if dist.get_rank() == 1 and pipe.plan.owners[-1] == 1 else dynmo.BadInputError
+    try:
+        pipe.step(**batch_of())
+    except wanted as error:
+        assert "one rank's own" in str(error), error
+    else:
+        raise AssertionError("rank 1 has failed")
+    with contextlib.suppress(dynmo.BadInputError):
+        pipe.step(**batch_of())
+        raise AssertionError("the connections have ended")
+    pipe = dt.Pipeline(*make(), micro_batches=2, balance=False, timeout_s=60)
+    pipe.step(**batch_of())
+    refused("3 samples in 2" if dist.get_rank() == 1 else "rank 1 has another batch", lambda: pipe.step(**own))
+
+
+def models():
+    """Blocks that are left out at random."""
+    for family, key in (("opt", "layerdrop"), ("bart", "decoder_layerdrop")):
+        refused(f"{key} is 0.3, which leaves out blocks", lambda family=family, key=key: dt.Pipeline(*make(family, **{key: 0.3}), micro_batches=2, timeout_s=60))
+
+
+def main():
+    dist.init_process_group("gloo")
+    {"batches": batches, "failures": lambda: (failures_of_one_rank(), models(), later_steps())}[os.environ["PART"]]()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
