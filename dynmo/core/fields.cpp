@@ -2,7 +2,6 @@
 #include "dynmo/core/fields.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace dynmo::internal {
 namespace {
@@ -22,14 +21,6 @@ void check_limits(JsonObject& object, const char* key, T value, const Limits& li
 }
 
 template <typename T>
-std::string take_if(bool is_kind, const Json& given, T& value, const Limits& limits,
-                    const char* kind) {
-  if (!is_kind) return kind;
-  given.get_to(value);
-  return holds(limits, static_cast<double>(value)) ? "" : wanted_by(limits);
-}
-
-template <typename T>
 std::optional<T> fallback(const T& value, bool may_lack) {
   return may_lack ? std::optional(value) : std::nullopt;
 }
@@ -43,12 +34,7 @@ bool holds(const Limits& limits, double value) {
 
 void read_value(JsonObject& object, const char* key, double& value, const Limits& limits,
                 bool may_lack) {
-  const Json* given = object.value(key);
-  if (given == nullptr && may_lack) return;
-  if (given != nullptr && given->is_null() && limits.null_is_nan) {
-    value = std::numeric_limits<double>::quiet_NaN();
-    return;
-  }
+  if (may_lack && object.value(key) == nullptr) return;
   value = object.number(key);
   check_limits(object, key, value, limits);
 }
@@ -86,38 +72,19 @@ void read_value(JsonObject& object, const char* key, std::string& value, bool ma
   value = object.string(key, fallback(value, may_lack));
 }
 
-void read_value(JsonObject& object, const char* key, Digest& value, bool may_lack) {
-  if (may_lack && object.value(key) == nullptr) return;
-  const auto digest = parse_digest(object.string(key));
-  if (!digest) object.fail(key, "is not a digest, wanted 32 hexadecimal digits");
-  value = digest.value_or(Digest{});
-}
-
-void read_value(JsonObject& object, const char* key, Json& value, bool may_lack) {
+void read_value(JsonObject& object, const char* key, std::vector<std::uint64_t>& values,
+                bool may_lack) {
   const Json* given = object.value(key);
   if (given == nullptr && !may_lack) return object.fail(key, "is missing");
   if (given == nullptr) return;
-  if (!given->is_object()) return object.fail(key, "is not an object");
-  value = *given;
-}
-
-std::string take_element(const Json& given, double& value, const Limits& limits) {
-  const bool is_finite = given.is_number() && std::isfinite(given.get<double>());
-  return take_if(is_finite, given, value, limits, "a finite number");
-}
-
-std::string take_element(const Json& given, std::int64_t& value, const Limits& limits) {
-  return take_if(given.is_number_integer(), given, value, limits, "a whole number");
-}
-
-std::string take_element(const Json& given, std::uint64_t& value, const Limits& limits) {
-  return take_if(is_unsigned(given), given, value, limits, "a whole number, 0 or more");
-}
-
-std::string take_element(const Json& given, std::string& value, const Limits& /*limits*/) {
-  if (!given.is_string()) return "a string";
-  given.get_to(value);
-  return "";
+  if (!given->is_array()) return object.fail(key, "is not a list");
+  for (const Json& each : *given) {
+    if (!is_unsigned(each)) {
+      return object.fail(fmt::format("{}/{}", key, values.size()),
+                         fmt::format("is {}, wanted a whole number, 0 or more", each.dump()));
+    }
+    values.push_back(each.get<std::uint64_t>());
+  }
 }
 
 Limits within(Limits limits, double min, double max) {
@@ -125,7 +92,5 @@ Limits within(Limits limits, double min, double max) {
   limits.max = std::min(limits.max, max);
   return limits;
 }
-
-Json measured(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 }  // namespace dynmo::internal

@@ -24,7 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/core/digest.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
@@ -34,20 +33,14 @@ namespace dynmo {
 template <typename T, typename Struct>
 concept IsA = std::same_as<std::remove_const_t<T>, Struct>;
 
-// The numbers that a field takes; both ends are included, or `min` is not.
+// The numbers that a field takes. Both ends are included, except `min` if `above_min`.
 struct Limits {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  const char* wanted = "";  // "seconds from 0 to 1000000"; "": the ends
+  const char* wanted = "";  // for errors, as "seconds from 0 to 1000000"; "": the ends
   bool above_min = false;
-  // A measured number that is not finite is null in JSON, and read as NaN.
-  bool null_is_nan = false;
 };
-inline constexpr Limits kMeasured{.null_is_nan = true};
 inline constexpr Limits kCount{.min = 0, .wanted = "0 or more"};
-inline constexpr Limits kSmallCount{.min = 0,
-                                    .max = std::numeric_limits<std::int32_t>::max(),
-                                    .wanted = "a whole number from 0 to 2^31 - 1"};
 
 namespace internal {
 
@@ -61,7 +54,7 @@ template <typename T>
 inline constexpr bool kIsVector<std::vector<T>> = true;
 
 [[nodiscard]] bool holds(const Limits& limits, double value);
-// Read one value; an absent one stays as it is, and is a fault unless it `may_lack`.
+// Reads one value. An absent one stays as it is, and is a fault unless it `may_lack`.
 void read_value(JsonObject& object, const char* key, double& value, const Limits& limits,
                 bool may_lack);
 void read_value(JsonObject& object, const char* key, std::int64_t& value, const Limits& limits,
@@ -71,18 +64,10 @@ void read_value(JsonObject& object, const char* key, Bytes& value, const Limits&
                 bool may_lack);
 void read_value(JsonObject& object, const char* key, bool& value, bool may_lack);
 void read_value(JsonObject& object, const char* key, std::string& value, bool may_lack);
-void read_value(JsonObject& object, const char* key, Digest& value, bool may_lack);
-void read_value(JsonObject& object, const char* key, Json& value, bool may_lack);  // an object
-// Takes an element of a list. Returns what was wanted instead, or "".
-[[nodiscard]] std::string take_element(const Json& given, double& value, const Limits& limits);
-[[nodiscard]] std::string take_element(const Json& given, std::int64_t& value,
-                                       const Limits& limits);
-[[nodiscard]] std::string take_element(const Json& given, std::uint64_t& value,
-                                       const Limits& limits);
-[[nodiscard]] std::string take_element(const Json& given, std::string& value, const Limits& limits);
-// The ends of `limits`, or those of the type.
+void read_value(JsonObject& object, const char* key, std::vector<std::uint64_t>& values,
+                bool may_lack);
+// Returns `limits` within the ends of the type.
 [[nodiscard]] Limits within(Limits limits, double min, double max);
-[[nodiscard]] Json measured(double value);
 
 }  // namespace internal
 
@@ -91,25 +76,25 @@ class FieldReader {
  public:
   explicit FieldReader(JsonObject& object) : object_(object) {}
 
-  // The field may be absent only if it is a std::optional.
+  // Reads a field, which may be absent only if it is a std::optional.
   template <typename T>
   void operator()(const char* key, T& value, const Limits& limits = {}) {
     read(key, value, limits, /*may_lack=*/false);
   }
-  // An absent field keeps the value that it has.
+  // Reads a field. An absent one keeps the value that it has.
   template <typename T>
   void optional(const char* key, T& value, const Limits& limits = {}) {
     read(key, value, limits, /*may_lack=*/true);
   }
-  // An absent field is `absent`, with which it is not written.
+  // Reads a field. An absent one is `absent`, which is not written.
   template <typename T>
   void left_out(const char* key, T& value, const std::type_identity_t<T>& absent,
                 const Limits& limits = {}) {
     value = absent;
     read(key, value, limits, /*may_lack=*/true);
   }
-  // The JSON has `to(value)`, a text or a number. `from` takes it back: it returns an Expected,
-  // whose error follows the key.
+  // Reads what `to(value)` wrote, a text or a number. `from` takes it back and returns an Expected.
+  // The text of its error follows the key.
   template <typename T, typename To, typename From>
   void mapped(const char* key, T& value, To to, From from) {
     using Result = decltype(to(value));
@@ -123,11 +108,11 @@ class FieldReader {
       object_.fail(key, read.error().message);
     }
   }
-  // Any JSON. An absent value stays as it is; null is not written.
+  // Reads any JSON. An absent value stays as it is. Null is not written.
   void any(const char* key, Json& value) {
     if (const Json* given = object_.value(key)) value = *given;
   }
-  // A list of objects, of which each has the fields that `list` visits of an element.
+  // Reads a list of objects. Each has the fields that `list` visits of an element.
   template <typename T, typename List>
   void each(const char* key, std::vector<T>& values, List list) {
     values.clear();
@@ -138,26 +123,17 @@ class FieldReader {
     }
   }
   void format(std::string_view format) { object_.expect_format(format); }
-  void ignore(const char* key) { object_.ignore(key); }  // known, not needed
-  // The object below `key` has the fields that `list` visits.
-  template <typename List>
-  void group(const char* key, List list) {
-    auto inner = object_.object(key);
-    if (!inner) return object_.fail(key, "is missing");
-    read_group(*inner, list);
-  }
+  // Reads the object below `key` with the fields that `list` visits, if it is not absent.
   template <typename List>
   void optional_group(const char* key, List list) {
-    if (auto inner = object_.object(key)) read_group(*inner, list);
+    auto inner = object_.object(key);
+    if (!inner) return;
+    FieldReader reader(*inner);
+    list(reader);
+    object_.take_fault(*inner);
   }
 
  private:
-  template <typename List>
-  void read_group(JsonObject& inner, List list) {
-    FieldReader reader(inner);
-    list(reader);
-    object_.take_fault(inner);
-  }
   template <typename T>
   void read(const char* key, T& value, const Limits& limits, bool may_lack);
 
@@ -196,22 +172,17 @@ class FieldWriter {
     }
   }
   void format(std::string_view format) { json_["format"] = format; }
-  void ignore(const char* /*key*/) {}
-  template <typename List>
-  void group(const char* key, List list) {
-    FieldWriter writer(json_[key] = Json::object());
-    list(writer);
-  }
   template <typename List>
   void optional_group(const char* key, List list) {
-    group(key, list);
+    FieldWriter writer(json_[key] = Json::object());
+    list(writer);
   }
 
  private:
   Json& json_;
 };
 
-// For the source that has the list of T.
+// Read and write by the list of T, in the source that has it.
 template <typename T>
 void read_list(JsonObject& object, T& value) {
   FieldReader reader(object);
@@ -235,25 +206,6 @@ template <typename T>
 }
 
 template <typename T>
-concept IsScalar = std::is_arithmetic_v<T> || std::same_as<T, std::string> || requires(T value) {
-  value.value;
-};  // an id
-
-template <IsScalar T>
-[[nodiscard]] std::string take_scalar(const Json& given, T& value, const Limits& limits) {
-  if constexpr (requires { take_element(given, value, limits); }) {
-    return take_element(given, value, limits);
-  } else if constexpr (std::integral<T>) {
-    std::int64_t number = 0;
-    const std::string wanted = take_element(given, number, of_type<T>(limits));
-    value = static_cast<T>(number);
-    return wanted;
-  } else {
-    return take_scalar(given, value.value, limits);
-  }
-}
-
-template <typename T>
 void read_object(JsonObject& object, T& value) {
   if constexpr (requires { read_fields(object, value); }) {
     read_fields(object, value);
@@ -264,7 +216,7 @@ void read_object(JsonObject& object, T& value) {
 
 }  // namespace internal
 
-// For a struct that has a list in this source, or read_fields().
+// Reads a struct that has a list in this source, or read_fields().
 template <typename T>
 [[nodiscard]] Expected<T> parse_fields(const Json& json, std::string_view origin,
                                        std::string pointer = "") {
@@ -281,8 +233,6 @@ template <typename T>
 [[nodiscard]] Json written(const T& value) {
   if constexpr (std::same_as<T, Json>) {
     return value;
-  } else if constexpr (std::same_as<T, Digest>) {
-    return value.hex();
   } else if constexpr (requires { to_json(value); }) {
     return to_json(value);
   } else if constexpr (requires(FieldWriter & writer) { list_fields(value, writer); }) {
@@ -304,8 +254,6 @@ template <typename T>
 void FieldWriter::operator()(const char* key, const T& value, const Limits& limits) {
   if constexpr (internal::kIsOptional<T>) {
     if (value) (*this)(key, *value, limits);
-  } else if constexpr (std::same_as<T, double>) {
-    json_[key] = limits.null_is_nan ? internal::measured(value) : Json(value);
   } else {
     json_[key] = internal::written(value);
   }
@@ -326,24 +274,18 @@ void FieldReader::read(const char* key, T& value, const Limits& limits, bool may
     read_value(object_, key, number, internal::of_type<T>(limits), may_lack);
     value = static_cast<T>(number);
   } else if constexpr (internal::kIsVector<T>) {
-    const Json* given = object_.value(key);
-    if (may_lack && given == nullptr) return;
+    if (may_lack && object_.value(key) == nullptr) return;
     value.clear();
-    if constexpr (internal::IsScalar<typename T::value_type>) {
-      if (given == nullptr) return object_.fail(key, "is missing");
-      if (!given->is_array()) return object_.fail(key, "is not a list");
-      for (std::size_t i = 0; i < given->size(); ++i) {
-        const auto wanted = internal::take_scalar((*given)[i], value.emplace_back(), limits);
-        if (wanted.empty()) continue;
-        return object_.fail(fmt::format("{}/{}", key, i),
-                            fmt::format("is {}, wanted {}", (*given)[i].dump(), wanted));
-      }
-      return;
-    } else
+    if constexpr (requires { value.front().value; }) {  // ids
+      std::vector<std::uint64_t> ids;
+      read_value(object_, key, ids, may_lack);
+      for (const std::uint64_t id : ids) value.push_back({id});
+    } else {
       for (JsonObject& each : object_.objects(key)) {
         internal::read_object(each, value.emplace_back());
         object_.take_fault(each);
       }
+    }
   } else if constexpr (requires { value.value; }) {  // an id
     read(key, value.value, limits, may_lack);
   } else {

@@ -17,7 +17,7 @@ constexpr Limits kColumnSeconds{
 constexpr Limits kColumnBytes{.min = 0,
                               .max = static_cast<double>(cost::kMaxBytes.value),
                               .wanted = "whole bytes from 0 to 2^50"};
-constexpr Limits kWork{.min = 0, .max = 1e18, .wanted = "a number from 0 to 1e+18"};
+constexpr Limits kColumnWork{.min = 0, .max = 1e18, .wanted = "a number from 0 to 1e+18"};
 // Times may be below 0 where they are differences of two clocks.
 constexpr Limits kDifference{
     .min = -cost::kMaxSeconds, .max = cost::kMaxSeconds, .wanted = "at most 1e+06"};
@@ -34,7 +34,7 @@ void list_columns(auto& sample, auto& visit) {
   // Where they were measured: in models whose boundaries change.
   visit.left_out("boundary_bytes", sample.boundary_bytes, Bytes{0}, kColumnBytes);
   // Where sources have counted it.
-  visit.left_out("work", sample.work, 0, kWork);
+  visit.left_out("work", sample.work, 0, kColumnWork);
 }
 
 // Adds the values of one layer after another to their columns.

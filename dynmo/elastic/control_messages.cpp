@@ -39,7 +39,7 @@ bool has_ranks(RequestKind kind) {
   return kind == RequestKind::kPack || kind == RequestKind::kGrow;
 }
 
-std::string text_of(MemberId id) { return fmt::format("{:016x}", id.value); }
+std::string hex_of(MemberId id) { return fmt::format("{:016x}", id.value); }
 
 Expected<MemberId> parse_id(std::string_view text) {
   MemberId id;
@@ -106,7 +106,7 @@ Json to_json(const Place& place) { return write_list(place); }
 void read_fields(JsonObject& object, Place& place) { read_list(object, place); }
 
 void list_fields(IsA<Member> auto& member, auto& visit) {
-  visit.mapped("id", member.id, text_of, parse_id);
+  visit.mapped("id", member.id, hex_of, parse_id);
   visit("number", member.number, kCount);
   visit("host", member.host);
   visit("pid", member.pid);

@@ -39,7 +39,7 @@ void append(const std::vector<ReleaseNews>& news, BoundaryEvents& events) {
   }
 }
 
-// What the next leader has to know.
+// State that the next leader takes over.
 struct Handover {
   std::string secret;
   int next_member = 0;
