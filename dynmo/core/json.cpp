@@ -188,7 +188,7 @@ JsonObject::JsonObject(const Json& json, std::string origin, std::string pointer
 }
 
 const Json* JsonObject::find(const std::string& key) {
-  known_.push_back(key);
+  if (std::find(known_.begin(), known_.end(), key) == known_.end()) known_.push_back(key);
   if (error_) return nullptr;
   const auto found = json_->find(key);
   return found == json_->end() ? nullptr : &*found;
@@ -294,6 +294,11 @@ Expected<void> JsonObject::finish() const {
     }
   }
   return {};
+}
+
+void JsonObject::take_fault(const JsonObject& inner) {
+  if (error_) return;
+  if (const auto read = inner.finish(); !read) error_ = read.error();
 }
 
 }  // namespace dynmo

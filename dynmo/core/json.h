@@ -48,6 +48,8 @@ class JsonObject {
   [[nodiscard]] std::vector<JsonObject> objects(const std::string& key);
   [[nodiscard]] std::optional<JsonObject> object(const std::string& key);  // nullopt if absent
   void ignore(const std::string& key);                                     // known, not read
+  // Returns the value below `key`, or nullptr if it is absent.
+  [[nodiscard]] const Json* value(const std::string& key) { return find(key); }
   // Checks `"format": format`.
   void expect_format(std::string_view format);
 
@@ -55,6 +57,8 @@ class JsonObject {
   void fail(const std::string& key, std::string_view message);
   // Returns the first fault, else an error for the first key that was not read.
   [[nodiscard]] Expected<void> finish() const;
+  // Takes over the fault of finishing an object below this one.
+  void take_fault(const JsonObject& inner);
 
  private:
   const Json* find(const std::string& key);

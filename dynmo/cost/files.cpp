@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/cost/files.h"
 
-#include <cmath>
 #include <limits>
 #include <map>
 #include <string>
+
+#include "dynmo/core/fields.h"
 
 namespace dynmo::cost {
 namespace {
@@ -12,100 +13,72 @@ namespace {
 constexpr std::string_view kProfileFormat = "dynmo-profile-1";
 constexpr std::string_view kClusterFormat = "dynmo-cluster-1";
 
-double seconds(JsonObject& object, const std::string& key, std::optional<double> fallback = {}) {
-  const double value = object.number(key, fallback);
-  if (value < 0 || value > kMaxSeconds) {
-    object.fail(key, fmt::format("is {}, wanted seconds from 0 to {}", value, kMaxSeconds));
-  }
-  return value;
-}
-
-Bytes amount(JsonObject& object, const std::string& key) {
-  const Bytes value = object.bytes(key, Bytes{0});
-  if (value > kMaxBytes)
-    object.fail(key, fmt::format("is {}, wanted at most {}", value.value, kMaxBytes.value));
-  return value;
-}
-
-LayerCost read_layer(JsonObject& object, std::size_t index) {
-  LayerCost layer;
-  layer.name = object.string("name", fmt::format("layers.{}", index));
-  layer.forward_s = seconds(object, "forward_s");
-  layer.backward_input_s = seconds(object, "backward_input_s");
-  layer.backward_weight_s = seconds(object, "backward_weight_s");
-  layer.update_s = seconds(object, "update_s", 0.0);
-  layer.parameter_bytes = amount(object, "parameter_bytes");
-  layer.gradient_bytes = amount(object, "gradient_bytes");
-  layer.optimizer_bytes = amount(object, "optimizer_bytes");
-  layer.copy_bytes = amount(object, "copy_bytes");
-  layer.activation_bytes = amount(object, "activation_bytes");
-  layer.boundary_bytes = amount(object, "boundary_bytes");
-  layer.frozen = object.boolean("frozen", false);
-  layer.product_time = object.number("product_time", 1.0);
-  if (!(layer.product_time > 0 && layer.product_time <= 1)) {
-    object.fail("product_time",
-                fmt::format("is {}, wanted above 0, at most 1", layer.product_time));
-  }
-  return layer;
-}
-
-ClusterRank read_rank(JsonObject& object) {
-  ClusterRank rank;
-  rank.speed = object.number("speed", 1.0);
-  // Relative to other ranks; beyond, times would not fit the simulator's nanoseconds.
-  constexpr double kMinSpeed = 1e-6;
-  constexpr double kMaxSpeed = 1e6;
-  if (!(rank.speed >= kMinSpeed && rank.speed <= kMaxSpeed)) {
-    object.fail("speed", fmt::format("is {}, wanted {} to {}", rank.speed, kMinSpeed, kMaxSpeed));
-  }
-  rank.memory = object.bytes("memory_bytes", kUnlimitedMemory);
-  const auto number = [&](const char* key) {
-    const std::int64_t read = object.integer(key, 0);
-    if (read < 0 || read > std::numeric_limits<int>::max()) {
-      object.fail(key, fmt::format("is {}, wanted a {} number, 0 or more", read, key));
-    }
-    return static_cast<int>(read);
-  };
-  rank.node = number("node");
-  rank.network_switch = number("switch");
-  return rank;
-}
-
-double bandwidth(JsonObject& object, const std::string& key) {  // unlimited if absent
-  const double value = object.number(key, std::numeric_limits<double>::infinity());
-  if (!(value > 0)) object.fail(key, fmt::format("is {}, wanted more than 0", value));
-  return value;
-}
-
-Expected<Link> read_link(JsonObject& links, const std::string& key) {
-  Link link;
-  auto object = links.object(key);
-  if (!object) return link;
-  link.latency_s = seconds(*object, "latency_s", 0.0);
-  link.bandwidth_bytes_per_s = bandwidth(*object, "bandwidth_bytes_per_s");
-  DYNMO_TRY(object->finish());
-  return link;
-}
-
-// Unlimited is absent: JSON has no infinity.
-void add_bandwidth(Json& json, std::string_view key, double value) {
-  if (std::isfinite(value)) json[std::string(key)] = value;
-}
-
-Json links_json(const Cluster& cluster) {
-  const auto link = [](const Link& of) {
-    Json json = {{"latency_s", of.latency_s}};
-    add_bandwidth(json, "bandwidth_bytes_per_s", of.bandwidth_bytes_per_s);
-    return json;
-  };
-  Json json = {{"inside_node", link(cluster.inside_node)},
-               {"between_nodes", link(cluster.between_nodes)}};
-  if (cluster.between_switches) json["between_switches"] = link(*cluster.between_switches);
-  add_bandwidth(json, "nic_bandwidth_bytes_per_s", cluster.nic_bandwidth_bytes_per_s);
-  return json;
-}
+constexpr Limits kSeconds{.min = 0, .max = kMaxSeconds, .wanted = "seconds from 0 to 1000000"};
+constexpr Limits kAmount{.max = static_cast<double>(kMaxBytes.value),
+                         .wanted = "at most 1125899906842624"};
+constexpr Limits kShare{.min = 0, .max = 1, .wanted = "above 0, at most 1", .above_min = true};
+// Relative to other ranks; beyond, times would not fit the simulator's nanoseconds.
+constexpr Limits kSpeed{.min = 1e-6, .max = 1e6, .wanted = "1e-06 to 1000000"};
+constexpr Limits kNode{.min = 0, .wanted = "a node number, 0 or more"};
+constexpr Limits kSwitch{.min = 0, .wanted = "a switch number, 0 or more"};
+constexpr Limits kBandwidth{.min = 0, .wanted = "more than 0", .above_min = true};
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();  // absent: JSON has none
 
 }  // namespace
+
+void list_fields(IsA<LayerCost> auto& layer, auto& visit) {
+  visit.optional("name", layer.name);
+  visit("forward_s", layer.forward_s, kSeconds);
+  visit("backward_input_s", layer.backward_input_s, kSeconds);
+  visit("backward_weight_s", layer.backward_weight_s, kSeconds);
+  visit.left_out("update_s", layer.update_s, 0, kSeconds);
+  visit.optional("parameter_bytes", layer.parameter_bytes, kAmount);
+  visit.optional("gradient_bytes", layer.gradient_bytes, kAmount);
+  visit.optional("optimizer_bytes", layer.optimizer_bytes, kAmount);
+  visit.left_out("copy_bytes", layer.copy_bytes, Bytes{0}, kAmount);
+  visit.left_out("product_time", layer.product_time, 1, kShare);
+  visit.optional("activation_bytes", layer.activation_bytes, kAmount);
+  visit.optional("boundary_bytes", layer.boundary_bytes, kAmount);
+  visit.optional("frozen", layer.frozen);
+}
+
+void list_fields(IsA<ClusterRank> auto& rank, auto& visit) {
+  visit.optional("speed", rank.speed, kSpeed);
+  visit.left_out("memory_bytes", rank.memory, kUnlimitedMemory);
+  visit.optional("node", rank.node, kNode);
+  visit.left_out("switch", rank.network_switch, 0, kSwitch);
+}
+
+void list_fields(IsA<Link> auto& link, auto& visit) {
+  visit.optional("latency_s", link.latency_s, kSeconds);
+  visit.left_out("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s, kUnlimited, kBandwidth);
+}
+
+void list_fields(IsA<Cluster> auto& cluster, auto& visit) {
+  visit.format(kClusterFormat);
+  visit("ranks", cluster.ranks);
+  visit.optional_group("links", [&](auto& links) {
+    links.optional("inside_node", cluster.inside_node);
+    links.optional("between_nodes", cluster.between_nodes);
+    links("between_switches", cluster.between_switches);
+    links.left_out("nic_bandwidth_bytes_per_s", cluster.nic_bandwidth_bytes_per_s, kUnlimited,
+                   kBandwidth);
+  });
+}
+void check_fields(const IsA<Cluster> auto& cluster, JsonObject& object) {
+  if (cluster.ranks.empty()) {
+    object.fail("ranks", "has no elements, wanted at least one rank");
+  }
+  std::map<int, int> switches;  // by node
+  for (std::size_t r = 0; r < cluster.ranks.size(); ++r) {
+    const ClusterRank& rank = cluster.ranks[r];
+    const int wanted = switches.try_emplace(rank.node, rank.network_switch).first->second;
+    if (rank.network_switch == wanted) continue;
+    object.fail(fmt::format("ranks/{}/switch", r),
+                fmt::format("is {}, wanted {} as of the ranks of node {} before it",
+                            rank.network_switch, wanted, rank.node));
+  }
+}
 
 Expected<ModelCost> parse_profile(const Json& json, std::string_view origin) {
   JsonObject root(json, std::string(origin));
@@ -116,7 +89,9 @@ Expected<ModelCost> parse_profile(const Json& json, std::string_view origin) {
   if (layers.empty()) root.fail("layers", "has no elements, wanted at least one layer");
   DYNMO_TRY(root.finish());
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    model.layers.push_back(read_layer(layers[i], i));
+    LayerCost& layer = model.layers.emplace_back();
+    layer.name = fmt::format("layers.{}", i);
+    read_list(layers[i], layer);
     DYNMO_TRY(layers[i].finish());
   }
   return model;
@@ -129,54 +104,12 @@ Expected<ModelCost> read_profile(const std::filesystem::path& path) {
 
 Json profile_json(const ModelCost& model) {
   Json layers = Json::array();
-  for (const LayerCost& layer : model.layers) {
-    Json element = {{"name", layer.name},
-                    {"forward_s", layer.forward_s},
-                    {"backward_input_s", layer.backward_input_s},
-                    {"backward_weight_s", layer.backward_weight_s}};
-    if (layer.update_s != 0) element["update_s"] = layer.update_s;
-    element["parameter_bytes"] = layer.parameter_bytes.value;
-    element["gradient_bytes"] = layer.gradient_bytes.value;
-    element["optimizer_bytes"] = layer.optimizer_bytes.value;
-    if (layer.copy_bytes != Bytes{0}) element["copy_bytes"] = layer.copy_bytes.value;
-    if (layer.product_time != 1) element["product_time"] = layer.product_time;
-    element["activation_bytes"] = layer.activation_bytes.value;
-    element["boundary_bytes"] = layer.boundary_bytes.value;
-    element["frozen"] = layer.frozen;
-    layers.push_back(std::move(element));
-  }
+  for (const LayerCost& layer : model.layers) layers.push_back(write_list(layer));
   return {{"format", kProfileFormat}, {"layers", std::move(layers)}};
 }
 
 Expected<Cluster> parse_cluster(const Json& json, std::string_view origin) {
-  JsonObject root(json, std::string(origin));
-  root.expect_format(kClusterFormat);
-  Cluster cluster;
-  auto ranks = root.objects("ranks");
-  if (ranks.empty()) root.fail("ranks", "has no elements, wanted at least one rank");
-  auto links = root.object("links");
-  DYNMO_TRY(root.finish());
-  std::map<int, int> switches;  // by node
-  for (JsonObject& object : ranks) {
-    const ClusterRank rank = read_rank(object);
-    const int wanted = switches.try_emplace(rank.node, rank.network_switch).first->second;
-    if (rank.network_switch != wanted) {
-      object.fail("switch", fmt::format("is {}, wanted {} as of the ranks of node {} before it",
-                                        rank.network_switch, wanted, rank.node));
-    }
-    DYNMO_TRY(object.finish());
-    cluster.ranks.push_back(rank);
-  }
-  if (links) {
-    DYNMO_ASSIGN(cluster.inside_node, read_link(*links, "inside_node"));
-    DYNMO_ASSIGN(cluster.between_nodes, read_link(*links, "between_nodes"));
-    if (const auto found = json["links"].find("between_switches"); found != json["links"].end()) {
-      DYNMO_ASSIGN(cluster.between_switches, read_link(*links, "between_switches"));
-    }
-    cluster.nic_bandwidth_bytes_per_s = bandwidth(*links, "nic_bandwidth_bytes_per_s");
-    DYNMO_TRY(links->finish());
-  }
-  return cluster;
+  return parse_fields<Cluster>(json, origin);
 }
 
 Expected<Cluster> read_cluster(const std::filesystem::path& path) {
@@ -184,16 +117,6 @@ Expected<Cluster> read_cluster(const std::filesystem::path& path) {
   return parse_cluster(json, path.string());
 }
 
-Json cluster_json(const Cluster& cluster) {
-  Json ranks = Json::array();
-  for (const ClusterRank& rank : cluster.ranks) {
-    Json element = {{"speed", rank.speed}};
-    if (rank.memory != kUnlimitedMemory) element["memory_bytes"] = rank.memory.value;
-    element["node"] = rank.node;
-    if (rank.network_switch != 0) element["switch"] = rank.network_switch;
-    ranks.push_back(std::move(element));
-  }
-  return {{"format", kClusterFormat}, {"ranks", std::move(ranks)}, {"links", links_json(cluster)}};
-}
+Json cluster_json(const Cluster& cluster) { return write_list(cluster); }
 
 }  // namespace dynmo::cost

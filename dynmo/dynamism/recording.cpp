@@ -1,137 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/dynamism/recording.h"
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstdint>
-#include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/cost/layer_cost.h"
 
 namespace dynmo::dynamism {
 namespace {
 
-constexpr double kMaxRate = 1e18;  // bytes a second
+constexpr Limits kColumnSeconds{
+    .min = 0, .max = cost::kMaxSeconds, .wanted = "seconds from 0 to 1e6"};
+constexpr Limits kColumnBytes{.min = 0,
+                              .max = static_cast<double>(cost::kMaxBytes.value),
+                              .wanted = "whole bytes from 0 to 2^50"};
+constexpr Limits kColumnWork{.min = 0, .max = 1e18, .wanted = "a number from 0 to 1e+18"};
+// Times may be below 0 where they are differences of two clocks.
+constexpr Limits kDifference{
+    .min = -cost::kMaxSeconds, .max = cost::kMaxSeconds, .wanted = "at most 1e+06"};
+constexpr Limits kRate{.min = 0, .max = 1e18, .wanted = "0 to 1e+18"};
+constexpr Limits kCharge{.min = 0, .max = cost::kMaxSeconds, .wanted = "0 to 1e+06"};
+constexpr Limits kParts{.min = 1, .max = 1 << 20, .wanted = "1 to 1048576"};
 
-struct LayerColumn {
-  const char* key;
-  double (*get)(const cost::LayerSample&);
-  void (*set)(cost::LayerSample&, double);
-};
-constexpr std::array<LayerColumn, 4> kColumns = {{
-    {"forward_s", [](const cost::LayerSample& s) { return s.time.forward_s; },
-     [](cost::LayerSample& s, double v) { s.time.forward_s = v; }},
-    {"input_gradient_s", [](const cost::LayerSample& s) { return s.time.input_gradient_s; },
-     [](cost::LayerSample& s, double v) { s.time.input_gradient_s = v; }},
-    {"weight_gradient_s", [](const cost::LayerSample& s) { return s.time.weight_gradient_s; },
-     [](cost::LayerSample& s, double v) { s.time.weight_gradient_s = v; }},
-    {"update_s", [](const cost::LayerSample& s) { return s.update_s; },
-     [](cost::LayerSample& s, double v) { s.update_s = v; }},
-}};
-
-struct OverheadKey {
-  const char* key;
-  std::optional<double> cost::StepSample::*field;
-  double maximum;
-};
-constexpr std::array<OverheadKey, 4> kOverheads = {{
-    {"overhead_s", &cost::StepSample::overhead_s, cost::kMaxSeconds},
-    {"action_s", &cost::StepSample::action_s, cost::kMaxSeconds},
-    {"message_s", &cost::StepSample::message_s, cost::kMaxSeconds},
-    {"reduction_bytes_per_s", &cost::StepSample::reduction_bytes_per_s, kMaxRate},
-}};
-
-struct Charge {
-  const char* key;
-  double cost::Charges::*field;
-  double maximum;
-};
-constexpr std::array<Charge, 3> kCharges = {{
-    {"plan_s", &cost::Charges::plan_s, cost::kMaxSeconds},
-    {"move_fixed_s", &cost::Charges::move_fixed_s, cost::kMaxSeconds},
-    {"move_bytes_per_s", &cost::Charges::bytes_per_s, kMaxRate},
-}};
-
-// Above 0 for a rate; times may be below 0 where they are differences of two clocks.
-double limited(JsonObject& object, const char* key, double value, double maximum) {
-  if (value < -maximum || value > maximum) {
-    object.fail(key, fmt::format("is {}, wanted at most {:g}", value, maximum));
-  }
-  return value;
+// The samples of a step are columns: below each key a value for each layer.
+void list_columns(auto& sample, auto& visit) {
+  visit("forward_s", sample.time.forward_s, kColumnSeconds);
+  visit("input_gradient_s", sample.time.input_gradient_s, kColumnSeconds);
+  visit("weight_gradient_s", sample.time.weight_gradient_s, kColumnSeconds);
+  visit("update_s", sample.update_s, kColumnSeconds);
+  // Where they were measured: in models whose boundaries change.
+  visit.left_out("boundary_bytes", sample.boundary_bytes, Bytes{0}, kColumnBytes);
+  // Where sources have counted it.
+  visit.left_out("work", sample.work, 0, kColumnWork);
 }
 
-// The bytes that layers send, where they were measured: in models whose boundaries change.
-constexpr const char* kBoundary = "boundary_bytes";
+// Adds the values of one layer after another to their columns.
+class ColumnWriter {
+ public:
+  explicit ColumnWriter(Json& json) : json_(json) {}
+  void operator()(const char* key, double value, const Limits& /*limits*/) {
+    json_[key].push_back(value);
+  }
+  void left_out(const char* key, double value, double /*absent*/, const Limits& limits) {
+    (*this)(key, value, limits);
+    if (value != 0) used_.insert(key);
+  }
+  void left_out(const char* key, Bytes value, Bytes absent, const Limits& /*limits*/) {
+    json_[key].push_back(value.value);
+    if (value != absent) used_.insert(key);
+  }
+  void erase_unused(const char* key) {
+    if (!used_.contains(key)) json_.erase(key);
+  }
 
-void read_boundaries(JsonObject& object, const Json& json, std::vector<cost::LayerSample>& layers) {
-  object.ignore(kBoundary);
-  const auto found = json.find(kBoundary);
-  if (found == json.end()) return;
-  if (!found->is_array() || found->size() != layers.size()) {
-    object.fail(kBoundary,
-                fmt::format("is not an array of {} elements, one a layer", layers.size()));
-    return;
+ private:
+  Json& json_;
+  std::set<std::string_view> used_;
+};
+
+// Reads the values of one layer.
+class ColumnReader {
+ public:
+  ColumnReader(JsonObject& object, std::size_t layers) : object_(object), layers_(layers) {}
+  void next_layer() { ++layer_; }
+  void operator()(const char* key, double& value, const Limits& limits) {
+    const Json* given = element(key, object_.value(key));
+    if (given != nullptr && check(key, *given, given->is_number(), limits)) given->get_to(value);
   }
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const Json& value = (*found)[i];
-    const bool valid = value.is_number_integer() && value.get<double>() >= 0 &&
-                       value.get<double>() <= static_cast<double>(cost::kMaxBytes.value);
-    if (!valid) {
-      object.fail(fmt::format("{}/{}", kBoundary, i),
-                  fmt::format("is {}, wanted whole bytes from 0 to 2^50", value.dump()));
-      return;
+  void left_out(const char* key, double& value, double /*absent*/, const Limits& limits) {
+    if (object_.value(key) != nullptr) (*this)(key, value, limits);
+  }
+  void left_out(const char* key, Bytes& value, Bytes /*absent*/, const Limits& limits) {
+    const Json* column = object_.value(key);
+    const Json* given = column == nullptr ? nullptr : element(key, column);
+    if (given != nullptr && check(key, *given, given->is_number_integer(), limits)) {
+      given->get_to(value.value);
     }
-    layers[i].boundary_bytes = Bytes{value.get<std::int64_t>()};
   }
+
+ private:
+  const Json* element(const char* key, const Json* column) {
+    if (column != nullptr && column->is_array() && column->size() == layers_) {
+      return &(*column)[layer_];
+    }
+    object_.fail(key, fmt::format("is not an array of {} elements, one a layer", layers_));
+    return nullptr;
+  }
+  bool check(const char* key, const Json& given, bool is_kind, const Limits& limits) {
+    if (is_kind && internal::holds(limits, given.get<double>())) return true;
+    object_.fail(fmt::format("{}/{}", key, layer_),
+                 fmt::format("is {}, wanted {}", given.dump(), limits.wanted));
+    return false;
+  }
+
+  JsonObject& object_;
+  std::size_t layers_;
+  std::size_t layer_ = 0;
+};
+
+void list_overhead(auto& overhead, auto& visit) {
+  visit("overhead_s", overhead.overhead_s, kDifference);
+  visit("action_s", overhead.action_s, kDifference);
+  visit("message_s", overhead.message_s, kDifference);
+  visit("reduction_bytes_per_s", overhead.reduction_bytes_per_s, kRate);
 }
 
-// The work of layers, where sources have counted it.
-constexpr const char* kWork = "work";
-constexpr double kMaxWork = 1e18;
-
-void read_work(JsonObject& object, const Json& json, std::vector<cost::LayerSample>& layers) {
-  object.ignore(kWork);
-  const auto found = json.find(kWork);
-  if (found == json.end()) return;
-  if (!found->is_array() || found->size() != layers.size()) {
-    object.fail(kWork, fmt::format("is not an array of {} elements, one a layer", layers.size()));
-    return;
-  }
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const Json& value = (*found)[i];
-    const bool valid =
-        value.is_number() && value.get<double>() >= 0 && value.get<double>() <= kMaxWork;
-    if (!valid) {
-      object.fail(fmt::format("{}/{}", kWork, i),
-                  fmt::format("is {}, wanted a number from 0 to {:g}", value.dump(), kMaxWork));
-      return;
-    }
-    layers[i].work = value.get<double>();
-  }
-}
-
-void read_column(JsonObject& object, const Json& json, const LayerColumn& column,
-                 std::vector<cost::LayerSample>& layers) {
-  object.ignore(column.key);
-  const auto found = json.find(column.key);
-  if (found == json.end() || !found->is_array() || found->size() != layers.size()) {
-    object.fail(column.key,
-                fmt::format("is not an array of {} elements, one a layer", layers.size()));
-    return;
-  }
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const Json& value = (*found)[i];
-    const bool valid =
-        value.is_number() && value.get<double>() >= 0 && value.get<double>() <= cost::kMaxSeconds;
-    if (!valid) {
-      object.fail(fmt::format("{}/{}", column.key, i),
-                  fmt::format("is {}, wanted seconds from 0 to 1e6", value.dump()));
-      return;
-    }
-    column.set(layers[i], value.get<double>());
-  }
+void list_charges(auto& charges, auto& visit) {
+  visit("plan_s", charges.plan_s, kCharge);
+  visit("move_fixed_s", charges.move_fixed_s, kCharge);
+  visit("move_bytes_per_s", charges.bytes_per_s, kRate);
 }
 
 Expected<plan::Plan> read_plan(const Json& json, const char* key, const std::string& origin,
@@ -149,28 +129,13 @@ Expected<plan::Plan> read_plan(const Json& json, const char* key, const std::str
 
 Json to_json(const cost::Observation& observation) {
   Json json = Json::object();
-  for (const LayerColumn& column : kColumns) {
-    Json& values = json[column.key] = Json::array();
-    for (const cost::LayerSample& layer : observation.layers) values.push_back(column.get(layer));
-  }
-  const auto changes = [](const cost::LayerSample& layer) {
-    return layer.boundary_bytes > Bytes{0};
-  };
-  if (std::ranges::any_of(observation.layers, changes)) {
-    Json& values = json[kBoundary] = Json::array();
-    for (const cost::LayerSample& layer : observation.layers) {
-      values.push_back(layer.boundary_bytes.value);
-    }
-  }
-  const auto counted = [](const cost::LayerSample& layer) { return layer.work > 0; };
-  if (std::ranges::any_of(observation.layers, counted)) {
-    Json& values = json[kWork] = Json::array();
-    for (const cost::LayerSample& layer : observation.layers) values.push_back(layer.work);
-  }
-  for (const OverheadKey& overhead : kOverheads) {
-    if (const auto& value = observation.overhead.*overhead.field) json[overhead.key] = *value;
-  }
-  for (const Charge& charge : kCharges) json[charge.key] = observation.charges.*charge.field;
+  ColumnWriter columns(json);
+  for (const cost::LayerSample& layer : observation.layers) list_columns(layer, columns);
+  columns.erase_unused("boundary_bytes");
+  columns.erase_unused("work");
+  FieldWriter writer(json);
+  list_overhead(observation.overhead, writer);
+  list_charges(observation.charges, writer);
   return json;
 }
 
@@ -189,23 +154,14 @@ Expected<cost::Observation> parse_observation(const Json& json, const std::strin
   JsonObject object(json, origin);
   cost::Observation observation;
   observation.layers.resize(static_cast<std::size_t>(layers));
-  if (json.is_object()) {
-    for (const LayerColumn& column : kColumns) {
-      read_column(object, json, column, observation.layers);
-    }
-    read_boundaries(object, json, observation.layers);
-    read_work(object, json, observation.layers);
-    for (const OverheadKey& overhead : kOverheads) {
-      if (!json.contains(overhead.key)) continue;
-      observation.overhead.*overhead.field =
-          limited(object, overhead.key, object.number(overhead.key), overhead.maximum);
-    }
-    for (const Charge& charge : kCharges) {
-      observation.charges.*charge.field =
-          limited(object, charge.key, object.number(charge.key), charge.maximum);
-      if (observation.charges.*charge.field < 0) object.fail(charge.key, "is below 0");
-    }
+  ColumnReader columns(object, observation.layers.size());
+  for (cost::LayerSample& layer : observation.layers) {
+    list_columns(layer, columns);
+    columns.next_layer();
   }
+  FieldReader reader(object);
+  list_overhead(observation.overhead, reader);
+  list_charges(observation.charges, reader);
   DYNMO_TRY(object.finish());
   return observation;
 }
@@ -214,15 +170,9 @@ Expected<RunStart> parse_run_start(const Json& json, const std::string& origin, 
   JsonObject object(json, origin, "/run");
   for (const char* key : {"plan", "measured_under", "measured"}) object.ignore(key);
   RunStart start;
-  start.replicas = static_cast<int>(object.integer("replicas"));
-  start.accumulation = static_cast<int>(object.integer("accumulation"));
-  constexpr int kMost = 1 << 20;
-  for (const auto& [key, value] :
-       {std::pair("replicas", start.replicas), std::pair("accumulation", start.accumulation)}) {
-    if (value < 1 || value > kMost) {
-      object.fail(key, fmt::format("is {}, wanted 1 to {}", value, kMost));
-    }
-  }
+  FieldReader reader(object);
+  reader("replicas", start.replicas, kParts);
+  reader("accumulation", start.accumulation, kParts);
   DYNMO_TRY(object.finish());
   DYNMO_ASSIGN(start.plan, read_plan(json, "plan", origin, layers));
   DYNMO_ASSIGN(start.measured_under, read_plan(json, "measured_under", origin, layers));

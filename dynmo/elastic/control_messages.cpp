@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
-#include <limits>
 #include <system_error>
 #include <utility>
+
+#include "dynmo/core/fields.h"
 
 namespace dynmo::elastic {
 namespace {
@@ -30,37 +32,38 @@ constexpr std::array kCodes = {ErrorCode::kBadInput,     ErrorCode::kInfeasible,
                                ErrorCode::kNoCheckpoint, ErrorCode::kPeerLost,
                                ErrorCode::kInterrupted,  ErrorCode::kInternal};
 
-int small_number(JsonObject& object, const std::string& key, int least) {
-  const std::int64_t value = object.integer(key);
-  if (value < least || value > std::numeric_limits<int>::max()) {
-    object.fail(key, fmt::format("is {}, wanted {} or more", value, least));
-    return least;
-  }
-  return static_cast<int>(value);
-}
+constexpr Limits kRankCount{.min = 1, .wanted = "1 or more"};
+constexpr Limits kPort{.min = 0, .max = 65535, .wanted = "0 to 65535"};
 
 bool has_ranks(RequestKind kind) {
   return kind == RequestKind::kPack || kind == RequestKind::kGrow;
 }
 
-Json to_json(const Build& build) {
-  return {{"program", build.program},
-          {"libtorch", build.libtorch},
-          {"instruction_set", build.instruction_set},
-          {"threads", build.threads},
-          {"config", build.config},
-          {"data", build.data}};
+std::string hex_of(MemberId id) { return fmt::format("{:016x}", id.value); }
+
+Expected<MemberId> parse_id(std::string_view text) {
+  MemberId id;
+  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), id.value, 16);
+  if (fault == std::errc() && end == text.data() + text.size() && id != MemberId{}) return id;
+  return make_error(ErrorCode::kBadInput, "is no id of a member");
 }
 
-Expected<Build> parse_build(JsonObject& object) {
-  Build build{.program = object.string("program"),
-              .libtorch = object.string("libtorch"),
-              .instruction_set = object.string("instruction_set"),
-              .threads = small_number(object, "threads", 1),
-              .config = object.string("config"),
-              .data = object.string("data")};
-  DYNMO_TRY(object.finish());
-  return build;
+// JSON's whole numbers have a sign.
+std::int64_t signed_of(std::uint64_t secret) { return static_cast<std::int64_t>(secret); }
+Expected<std::uint64_t> secret_of(std::int64_t number) {
+  return static_cast<std::uint64_t>(number);
+}
+
+Expected<ErrorCode> code_of(int exit) {
+  const auto found = std::ranges::find(kCodes, exit, exit_code);
+  return found == kCodes.end() ? ErrorCode::kBadInput : *found;
+}
+
+Expected<RequestKind> parse_kind(std::string_view text) {
+  for (const auto& [each, name] : kRequests) {
+    if (name == text) return each;
+  }
+  return make_error(ErrorCode::kBadInput, "is not known here");
 }
 
 Expected<Json> parse_line(std::string_view line, std::size_t limit, const char* origin) {
@@ -73,82 +76,51 @@ Expected<Json> parse_line(std::string_view line, std::size_t limit, const char* 
 
 }  // namespace
 
-Json to_json(const Place& place) {
-  Json numbers = Json::array();
-  for (const int number : place.numbers) numbers.push_back({{"number", number}});
-  return {{"generation", place.generation},
-          {"size", place.size},
-          {"rank", place.rank.value},
-          {"member", place.member},
-          {"address", place.address},
-          {"port", place.port},
-          {"secret", static_cast<std::int64_t>(place.secret)},
-          {"numbers", numbers}};
+void list_fields(IsA<Build> auto& build, auto& visit) {
+  visit("program", build.program);
+  visit("libtorch", build.libtorch);
+  visit("instruction_set", build.instruction_set);
+  visit("threads", build.threads, kRankCount);
+  visit("config", build.config);
+  visit("data", build.data);
 }
 
-Expected<Place> parse_place(JsonObject& object) {
-  Place place;
-  place.generation = object.integer("generation");
-  place.size = small_number(object, "size", 1);
-  place.rank = WorldRank(small_number(object, "rank", 0));
-  place.member = small_number(object, "member", 0);
-  place.address = object.string("address");
-  const int port = small_number(object, "port", 0);
-  if (port > std::numeric_limits<std::uint16_t>::max()) object.fail("port", "is no port");
-  place.port = static_cast<std::uint16_t>(port);
-  place.secret = static_cast<std::uint64_t>(object.integer("secret"));
+void list_fields(IsA<Place> auto& place, auto& visit) {
+  visit("generation", place.generation);
+  visit("size", place.size, kRankCount);
+  visit("rank", place.rank, kCount);
+  visit("member", place.member, kCount);
+  visit("address", place.address);
+  visit("port", place.port, kPort);
+  visit.mapped("secret", place.secret, signed_of, secret_of);
+  visit.each("numbers", place.numbers,
+             [](auto& number, auto& inner) { inner("number", number, kCount); });
+}
+void check_fields(const IsA<Place> auto& place, JsonObject& object) {
   if (place.rank.value >= place.size) object.fail("rank", "is not below the size");
-  for (JsonObject& each : object.objects("numbers")) {
-    place.numbers.push_back(small_number(each, "number", 0));
-    DYNMO_TRY(each.finish());
-  }
   if (!place.numbers.empty() && std::ssize(place.numbers) != place.size) {
     object.fail("numbers", "is not one for each rank");
   }
-  DYNMO_TRY(object.finish());
-  return place;
 }
+Json to_json(const Place& place) { return write_list(place); }
+void read_fields(JsonObject& object, Place& place) { read_list(object, place); }
 
-Json to_json(const Member& member) {
-  return {{"id", fmt::format("{:016x}", member.id.value)},
-          {"number", member.number},
-          {"host", member.host},
-          {"pid", member.pid},
-          {"address", member.address}};
+void list_fields(IsA<Member> auto& member, auto& visit) {
+  visit.mapped("id", member.id, hex_of, parse_id);
+  visit("number", member.number, kCount);
+  visit("host", member.host);
+  visit("pid", member.pid);
+  visit("address", member.address);
 }
+Json to_json(const Member& member) { return write_list(member); }
+void read_fields(JsonObject& object, Member& member) { read_list(object, member); }
 
-Expected<Member> parse_member(JsonObject& object) {
-  Member member;
-  const std::string id = object.string("id");
-  const auto [end, fault] = std::from_chars(id.data(), id.data() + id.size(), member.id.value, 16);
-  if (fault != std::errc() || end != id.data() + id.size() || member.id == MemberId{}) {
-    object.fail("id", "is no id of a member");
-  }
-  member.number = small_number(object, "number", 0);
-  member.host = object.string("host");
-  member.pid = object.integer("pid");
-  member.address = object.string("address");
-  DYNMO_TRY(object.finish());
-  return member;
+void list_fields(IsA<View> auto& view, auto& visit) {
+  visit("generation", view.generation);
+  visit("members", view.members);
 }
-
-Json to_json(const View& view) {
-  Json members = Json::array();
-  for (const Member& member : view.members) members.push_back(to_json(member));
-  return {{"generation", view.generation}, {"members", std::move(members)}};
-}
-
-Expected<View> parse_view(const Json& json, std::string_view origin) {
-  JsonObject object(json, std::string(origin));
-  View view;
-  view.generation = object.integer("generation");
-  for (JsonObject& each : object.objects("members")) {
-    DYNMO_ASSIGN(Member member, parse_member(each));
-    view.members.push_back(std::move(member));
-  }
-  DYNMO_TRY(object.finish());
-  return view;
-}
+Json to_json(const View& view) { return write_list(view); }
+void read_fields(JsonObject& object, View& view) { read_list(object, view); }
 
 Expected<void> check_same(const Build& newcomer, const Build& run) {
   struct Part {
@@ -187,87 +159,46 @@ std::string_view name(RequestKind kind) {
   return "";
 }
 
-std::string to_line(const Request& request) {
-  Json json = {{"format", kFormat}, {"request", name(request.kind)}, {"secret", request.secret}};
-  if (has_ranks(request.kind)) json["ranks"] = request.ranks;
-  if (request.kind == RequestKind::kDrain) json["member"] = request.member;
+void list_fields(IsA<Request> auto& request, auto& visit) {
+  visit.format(kFormat);
+  visit.mapped("request", request.kind, name, parse_kind);
+  visit("secret", request.secret);
+  if (has_ranks(request.kind)) visit("ranks", request.ranks, kRankCount);
+  if (request.kind == RequestKind::kDrain) visit("member", request.member, kCount);
   if (request.kind == RequestKind::kJoin) {
-    json["newcomer"] = to_json(request.newcomer);
-    json["build"] = to_json(request.build);
+    visit("newcomer", request.newcomer);
+    visit("build", request.build);
   }
-  return json.dump() + "\n";
 }
+
+std::string to_line(const Request& request) { return write_list(request).dump() + "\n"; }
 
 Expected<Request> parse_request(std::string_view line) {
   DYNMO_ASSIGN(const Json json, parse_line(line, kMaxRequest, "the request"));
-  JsonObject object(json, "the request");
-  object.expect_format(kFormat);
-  Request request;
-  const std::string kind = object.string("request");
-  request.secret = object.string("secret");
-  bool known = false;
-  for (const auto& [each, text] : kRequests) {
-    if (text != kind) continue;
-    request.kind = each;
-    known = true;
-  }
-  if (!known) object.fail("request", "is not known here");
-  if (known && has_ranks(request.kind)) request.ranks = small_number(object, "ranks", 1);
-  if (known && request.kind == RequestKind::kDrain) {
-    request.member = small_number(object, "member", 0);
-  }
-  if (known && request.kind == RequestKind::kJoin) {
-    auto newcomer = object.object("newcomer");
-    auto build = object.object("build");
-    if (!newcomer || !build) {
-      object.fail(newcomer ? "build" : "newcomer", "is missing");
-    } else {
-      DYNMO_ASSIGN(request.newcomer, parse_member(*newcomer));
-      DYNMO_ASSIGN(request.build, parse_build(*build));
-    }
-  }
-  DYNMO_TRY(object.finish());
-  return request;
+  return parse_fields<Request>(json, "the request");
 }
 
 Reply refusal(const Error& why) { return {.code = why.code, .done = false, .text = why.message}; }
 
+void list_fields(IsA<Reply> auto& reply, auto& visit) {
+  visit.format(kFormat);
+  visit("done", reply.done);
+  visit("text", reply.text);
+  if (!reply.done) visit.mapped("code", reply.code, exit_code, code_of);
+  visit.left_out("again", reply.again, false);
+  visit("leader", reply.leader);
+  visit.any("status", reply.status);
+  visit("standby", reply.standby, kCount);
+  visit("place", reply.place);
+}
+
 std::string to_line(const Reply& reply) {
-  Json json = {{"format", kFormat}, {"done", reply.done}, {"text", reply.text}};
-  if (!reply.done) json["code"] = exit_code(reply.code);
-  if (reply.again) json["again"] = true;
-  if (reply.leader) json["leader"] = to_json(*reply.leader);
-  if (!reply.status.is_null()) json["status"] = reply.status;
-  if (reply.standby) json["standby"] = *reply.standby;
-  if (reply.place) json["place"] = to_json(*reply.place);
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return write_list(reply).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 Expected<Reply> parse_reply(std::string_view line) {
   DYNMO_ASSIGN(const Json json, parse_line(line, kMaxReply, "the answer"));
-  JsonObject object(json, "the answer");
-  object.expect_format(kFormat);
-  Reply reply;
-  reply.done = object.boolean("done");
-  reply.text = object.string("text");
-  const std::int64_t code = object.integer("code", 0);
-  for (const ErrorCode each : kCodes) {
-    if (exit_code(each) == code) reply.code = each;
-  }
-  reply.again = object.boolean("again", false);
-  if (auto leader = object.object("leader")) {
-    DYNMO_ASSIGN(reply.leader, parse_job(*leader));
-  }
-  object.ignore("status");
-  if (json.is_object() && json.contains("status")) reply.status = json["status"];
-  if (json.is_object() && json.contains("standby")) {
-    reply.standby = small_number(object, "standby", 0);
-  }
-  if (auto place = object.object("place")) {
-    DYNMO_ASSIGN(reply.place, parse_place(*place));
-  }
-  DYNMO_TRY(object.finish());
-  return reply;
+  return parse_fields<Reply>(json, "the answer");
 }
 
 }  // namespace dynmo::elastic

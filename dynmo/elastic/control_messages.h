@@ -66,9 +66,9 @@ struct Request {
 
 // Converts members and views to JSON and back, for code that exchanges them.
 [[nodiscard]] Json to_json(const Member& member);
-[[nodiscard]] Expected<Member> parse_member(JsonObject& object);
+void read_fields(JsonObject& object, Member& member);
 [[nodiscard]] Json to_json(const View& view);
-[[nodiscard]] Expected<View> parse_view(const Json& json, std::string_view origin);
+void read_fields(JsonObject& object, View& view);
 
 // The place of a newcomer in the next group, and how it gets there.
 struct Place {
@@ -85,7 +85,7 @@ struct Place {
 };
 
 [[nodiscard]] Json to_json(const Place& place);
-[[nodiscard]] Expected<Place> parse_place(JsonObject& object);
+void read_fields(JsonObject& object, Place& place);
 
 struct Reply {
   ErrorCode code = ErrorCode::kBadInput;  // reason, if not done

@@ -10,13 +10,12 @@
 #include <charconv>
 #include <csignal>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <system_error>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
-#include "dynmo/core/json.h"
 #include "dynmo/process/sockets.h"
 
 namespace dynmo::elastic {
@@ -27,6 +26,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kJobFormat = "dynmo-job-1";
 constexpr std::size_t kMaxJobFile = 64 << 10;
 constexpr std::size_t kSecretDigits = 32;
+constexpr Limits kPortOfLeader{.min = 1, .max = 65535, .wanted = "1 to 65535"};
 
 }  // namespace
 
@@ -52,13 +52,15 @@ Expected<void> write_job(const fs::path& run, const JobFile& job, std::string_vi
   return write_private(job_path(run), to_json(job).dump(2) + "\n");
 }
 
-Json to_json(const JobFile& job) {
-  return {{"format", kJobFormat},
-          {"address", job.address},
-          {"port", job.port},
-          {"host", job.host},
-          {"pid", job.pid}};
+void list_fields(IsA<JobFile> auto& job, auto& visit) {
+  visit.format(kJobFormat);
+  visit("address", job.address);
+  visit("port", job.port, kPortOfLeader);
+  visit("host", job.host);
+  visit("pid", job.pid);
 }
+Json to_json(const JobFile& job) { return write_list(job); }
+void read_fields(JsonObject& object, JobFile& job) { read_list(object, job); }
 
 void remove_job(const fs::path& run) {
   std::error_code fault;
@@ -81,24 +83,7 @@ void remove_job_of_ended(const fs::path& run) {
 
 Expected<JobFile> parse_job(std::string_view text, std::string_view origin) {
   DYNMO_ASSIGN(const Json json, parse_json(text, origin));
-  JsonObject object(json, std::string(origin));
-  return parse_job(object);
-}
-
-Expected<JobFile> parse_job(JsonObject& object) {
-  object.expect_format(kJobFormat);
-  JobFile job;
-  job.address = object.string("address");
-  const std::int64_t port = object.integer("port");
-  if (port < 1 || port > std::numeric_limits<std::uint16_t>::max()) {
-    object.fail("port", fmt::format("is {}, wanted 1 to 65535", port));
-  } else {
-    job.port = static_cast<std::uint16_t>(port);
-  }
-  job.host = object.string("host");
-  job.pid = object.integer("pid");
-  DYNMO_TRY(object.finish());
-  return job;
+  return parse_fields<JobFile>(json, origin);
 }
 
 Expected<JobFile> read_job(const fs::path& run) {

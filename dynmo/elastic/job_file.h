@@ -41,7 +41,7 @@ void remove_job_of_ended(const std::filesystem::path& run);
                                            std::string_view text);
 
 [[nodiscard]] Json to_json(const JobFile& job);
-[[nodiscard]] Expected<JobFile> parse_job(JsonObject& object);
+void read_fields(JsonObject& object, JobFile& job);
 [[nodiscard]] Expected<JobFile> parse_job(std::string_view text, std::string_view origin);
 // Reads job.json. Returns kPeerLost if no run is active there, and says so.
 [[nodiscard]] Expected<JobFile> read_job(const std::filesystem::path& run);

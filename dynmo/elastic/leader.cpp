@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/process/late_ranks.h"
 
 namespace dynmo::elastic {
@@ -38,31 +39,31 @@ void append(const std::vector<ReleaseNews>& news, BoundaryEvents& events) {
   }
 }
 
-Json to_json(const Release& release, bool parked) {
-  Json released = Json::array();
-  for (const Member& member : release.released) released.push_back(to_json(member));
-  return {{"number", release.number},
-          {"calls", release.calls},
-          {"calls_before", release.calls_before},
-          {"parked", parked},
-          {"released", std::move(released)}};
-}
+// State that the next leader takes over.
+struct Handover {
+  std::string secret;
+  int next_member = 0;
+  std::int64_t last_release = 0;
+  struct OpenRelease {
+    Release release;
+    bool parked = false;
+  };
+  std::vector<OpenRelease> releases = {};
+  Json status = nullptr;
+};
 
-Expected<Releases::Open> parse_releases(JsonObject& object) {
-  Releases::Open open{.last_number = object.integer("last_release")};
-  for (JsonObject& each : object.objects("releases")) {
-    Release release{.number = each.integer("number"),
-                    .calls = static_cast<int>(each.integer("calls")),
-                    .calls_before = static_cast<int>(each.integer("calls_before"))};
-    const bool parked = each.boolean("parked");
-    for (JsonObject& one : each.objects("released")) {
-      DYNMO_ASSIGN(Member member, parse_member(one));
-      release.released.push_back(std::move(member));
-    }
-    DYNMO_TRY(each.finish());
-    (parked ? open.parked : open.waiting).push_back(std::move(release));
-  }
-  return open;
+void list_handover(auto& handover, auto& visit) {
+  visit("secret", handover.secret);
+  visit("next_member", handover.next_member);
+  visit("last_release", handover.last_release);
+  visit.each("releases", handover.releases, [](auto& open, auto& inner) {
+    inner("number", open.release.number);
+    inner("calls", open.release.calls);
+    inner("calls_before", open.release.calls_before);
+    inner("parked", open.parked);
+    inner("released", open.release.released);
+  });
+  visit.any("status", handover.status);
 }
 
 }  // namespace
@@ -77,13 +78,18 @@ Expected<std::unique_ptr<Leader>> Leader::open(Options options, const Json& hand
   std::unique_ptr<Leader> leader(new Leader(std::move(options.releases), options.service.replicas));
   if (!handover.is_null()) {
     JsonObject object(handover, "what the leader before hands over");
-    options.service.secret = object.string("secret");
-    options.service.first_member = static_cast<int>(object.integer("next_member"));
-    DYNMO_ASSIGN(Releases::Open releases, parse_releases(object));
-    object.ignore("status");
+    Handover read;
+    FieldReader reader(object);
+    list_handover(read, reader);
     DYNMO_TRY(object.finish());
-    leader->releases_.take_over(std::move(releases));
-    if (handover.contains("status")) leader->status_ = handover["status"];
+    options.service.secret = read.secret;
+    options.service.first_member = read.next_member;
+    Releases::Open open{.last_number = read.last_release};
+    for (Handover::OpenRelease& each : read.releases) {
+      (each.parked ? open.parked : open.waiting).push_back(std::move(each.release));
+    }
+    leader->releases_.take_over(std::move(open));
+    if (!read.status.is_null()) leader->status_ = std::move(read.status);
   }
   DYNMO_ASSIGN(leader->service_, ControlService::open(std::move(options.service)));
   leader->service_->set_status(leader->status_);
@@ -226,14 +232,16 @@ void Leader::note_change(const View& before, const View& now, int joined, const 
 
 Json Leader::handover() const {
   const Releases::Open open = releases_.open();
-  Json releases = Json::array();
-  for (const Release& release : open.waiting) releases.push_back(to_json(release, false));
-  for (const Release& release : open.parked) releases.push_back(to_json(release, true));
-  return {{"secret", service_->secret()},
-          {"next_member", service_->next_member()},
-          {"last_release", open.last_number},
-          {"releases", std::move(releases)},
-          {"status", status_}};
+  Handover handover{.secret = service_->secret(),
+                    .next_member = service_->next_member(),
+                    .last_release = open.last_number,
+                    .status = status_};
+  for (const Release& release : open.waiting) handover.releases.push_back({release, false});
+  for (const Release& release : open.parked) handover.releases.push_back({release, true});
+  Json json = Json::object();
+  FieldWriter writer(json);
+  list_handover(handover, writer);
+  return json;
 }
 
 void Leader::retire(const JobFile& next, process::ClientId client, const Reply& reply) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/elastic/control_messages.h"
 
 namespace dynmo::elastic {
@@ -15,44 +16,15 @@ void add(std::vector<View>& views, const View& view) {
   if (std::ranges::find(views, view) == views.end()) views.push_back(view);
 }
 
-Json json_of(const std::vector<View>& views) {
-  Json all = Json::array();
-  for (const View& view : views) all.push_back(to_json(view));
-  return all;
-}
-
-Expected<std::vector<View>> views_of(const Json& json, std::string_view key,
-                                     std::string_view origin) {
-  std::vector<View> views;
-  const auto found = json.find(key);
-  if (found == json.end() || !found->is_array()) {
-    return make_error(ErrorCode::kBadInput, "{}: wanted a list '{}'", origin, key);
-  }
-  for (const Json& each : *found) {
-    DYNMO_ASSIGN(View view, parse_view(each, origin));
-    views.push_back(std::move(view));
-  }
-  return views;
-}
-
 }  // namespace
 
-Json to_json(const Standing& standing) {
-  Json dead = Json::array();
-  for (const MemberId id : standing.dead) dead.push_back(id.value);
-  return {{"open", json_of(standing.open)}, {"dead", std::move(dead)}};
+void list_fields(IsA<Standing> auto& standing, auto& visit) {
+  visit("open", standing.open);
+  visit.optional("dead", standing.dead);
 }
-
+Json to_json(const Standing& standing) { return write_list(standing); }
 Expected<Standing> parse_standing(const Json& json, std::string_view origin) {
-  Standing standing;
-  DYNMO_ASSIGN(standing.open, views_of(json, "open", origin));
-  for (const Json& id : json.value("dead", Json::array())) {
-    if (!id.is_number_unsigned()) {
-      return make_error(ErrorCode::kBadInput, "{}: wanted numbers in 'dead'", origin);
-    }
-    note_dead(standing, {id.get<std::uint64_t>()});
-  }
-  return standing;
+  return parse_fields<Standing>(json, origin);
 }
 
 bool is_dead(const Standing& standing, MemberId id) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/fields.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/plan/pack.h"
 #include "dynmo/transport/hosts.h"
@@ -40,52 +41,37 @@ std::vector<Rank> all_positions(const plan::Plan& plan) {
   return all;
 }
 
+int number_of(RequestKind kind) { return static_cast<int>(kind); }
+Expected<RequestKind> kind_of(int number) { return static_cast<RequestKind>(number); }
+
 }  // namespace
+
+void list_fields(IsA<ClientRequest> auto& request, auto& visit) {
+  visit.mapped("kind", request.kind, number_of, kind_of);
+  visit("client", request.client);
+  visit("ranks", request.ranks);
+  visit("member", request.member);
+}
+
+void list_fields(IsA<Newcomer> auto& newcomer, auto& visit) {
+  visit("client", newcomer.client);
+  visit("member", newcomer.member);
+}
+
+void list_fields(IsA<RankRequest> auto& request, auto& visit) {
+  visit("leave", request.leave);
+  visit("requests", request.requests);
+  visit("newcomers", request.newcomers);
+}
 
 Json to_json(const RankRequest& request) {
   if (!request.leave && request.requests.empty() && request.newcomers.empty()) return nullptr;
-  Json requests = Json::array();
-  for (const ClientRequest& each : request.requests) {
-    requests.push_back({{"kind", static_cast<int>(each.kind)},
-                        {"client", each.client},
-                        {"ranks", each.ranks},
-                        {"member", each.member}});
-  }
-  Json newcomers = Json::array();
-  for (const Newcomer& newcomer : request.newcomers) {
-    newcomers.push_back({{"client", newcomer.client}, {"member", to_json(newcomer.member)}});
-  }
-  return {{"leave", request.leave},
-          {"requests", std::move(requests)},
-          {"newcomers", std::move(newcomers)}};
+  return write_list(request);
 }
 
 Expected<RankRequest> parse_rank_request(const Json& json) {
-  RankRequest request;
-  if (json.is_null()) return request;
-  JsonObject object(json, "what a rank asks for between two steps");
-  request.leave = object.boolean("leave");
-  for (JsonObject& each : object.objects("requests")) {
-    request.requests.push_back({.kind = static_cast<RequestKind>(each.integer("kind")),
-                                .client = static_cast<process::ClientId>(each.integer("client")),
-                                .ranks = static_cast<int>(each.integer("ranks")),
-                                .member = static_cast<int>(each.integer("member"))});
-    DYNMO_TRY(each.finish());
-  }
-  for (JsonObject& each : object.objects("newcomers")) {
-    Newcomer newcomer{.client = static_cast<process::ClientId>(each.integer("client")),
-                      .member = {}};
-    auto member = each.object("member");
-    if (!member) {
-      each.fail("member", "is missing");
-    } else {
-      DYNMO_ASSIGN(newcomer.member, parse_member(*member));
-    }
-    DYNMO_TRY(each.finish());
-    request.newcomers.push_back(std::move(newcomer));
-  }
-  DYNMO_TRY(object.finish());
-  return request;
+  if (json.is_null()) return RankRequest();
+  return parse_fields<RankRequest>(json, "what a rank asks for between two steps");
 }
 
 View view_after(const SizeChange& change, const View& view, int replicas) {

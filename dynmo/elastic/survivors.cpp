@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/core/json.h"
+#include "dynmo/core/fields.h"
 #include "dynmo/process/ending.h"
 
 namespace dynmo::elastic {
@@ -63,49 +63,32 @@ bool MeetingCall::spares_member(MemberId id) const {
 
 namespace {
 
-Json json_of(const std::vector<MemberId>& ids) {
-  Json all = Json::array();
-  for (const MemberId id : ids) all.push_back(id.value);
-  return all;
-}
-
-std::vector<MemberId> ids_of(const Json& json) {
-  std::vector<MemberId> ids;
-  for (const Json& id : json) {
-    if (id.is_number_unsigned()) ids.push_back({id.get<std::uint64_t>()});
-  }
-  return ids;
-}
-
 std::optional<MeetingCall> parse_call(const std::string& text, const std::string& origin) {
   const auto json = parse_json(text, origin);
-  if (!json || !json->is_object()) return std::nullopt;
-  for (const char* key : {"view", "place", "spares", "dead"}) {
-    if (!json->contains(key)) return std::nullopt;
-  }
-  auto next = parse_view((*json)["view"], origin);
-  if (!next || next->members.empty()) return std::nullopt;
+  if (!json) return std::nullopt;
+  JsonObject object(*json, origin);
+  FieldReader read(object);
   std::optional<MeetingCall> call(std::in_place);
-  call->next = *std::move(next);
-  call->spares = ids_of((*json)["spares"]);
-  call->dead = ids_of((*json)["dead"]);
-  call->waits = (*json)["place"].is_null();
-  if (call->waits) return call;
-  JsonObject object((*json)["place"], origin);
-  auto place = parse_place(object);
-  if (!place) return std::nullopt;
-  call->place = *std::move(place);
+  read("view", call->next);
+  const Json* place = object.value("place");
+  call->waits = place != nullptr && place->is_null();
+  if (!call->waits) read("place", call->place);
+  read("spares", call->spares);
+  read("dead", call->dead);
+  if (!object.finish() || call->next.members.empty()) call.reset();
   return call;
 }
 
 }  // namespace
 
 std::string text_of(const MeetingCall& call) {
-  return Json{{"view", to_json(call.next)},
-              {"place", call.waits ? Json() : to_json(call.place)},
-              {"spares", json_of(call.spares)},
-              {"dead", json_of(call.dead)}}
-      .dump();
+  Json json = Json::object();
+  FieldWriter write(json);
+  write("view", call.next);
+  json["place"] = call.waits ? Json() : to_json(call.place);
+  write("spares", call.spares);
+  write("dead", call.dead);
+  return json.dump();
 }
 
 Survivors::Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,

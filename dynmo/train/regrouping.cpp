@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/pack.h"
@@ -62,8 +63,7 @@ Expected<void> Regrouping::begin() {
   DYNMO_ASSIGN(const auto all, transport::gather_json(groups_.group(), control_tag(Control::kSize),
                                                       elastic::to_json(groups_.self()), origin));
   for (const Json& json : all) {
-    JsonObject object(json, origin);
-    DYNMO_ASSIGN(elastic::Member member, elastic::parse_member(object));
+    DYNMO_ASSIGN(auto member, parse_fields<elastic::Member>(json, origin));
     member.number = view_.size();
     view_.members.push_back(std::move(member));
   }
@@ -135,8 +135,7 @@ Expected<Expected<elastic::Place>> Regrouping::meet(Try& attempt) {
           make_error(ErrorCode::kInfeasible, "{}", json["fault"].get<std::string>()));
     }
     if (json.contains("place")) {
-      JsonObject object(json["place"], origin);
-      DYNMO_ASSIGN(met, elastic::parse_place(object));
+      DYNMO_ASSIGN(met, parse_fields<elastic::Place>(json["place"], origin));
     }
   }
   if (met) return Expected<elastic::Place>(*met);
@@ -181,8 +180,7 @@ Expected<std::string> Regrouping::vote(const Try& attempt, const Expected<void>&
   for (const Json& json : all) {
     if (json.is_null()) continue;
     if (json.contains("fault")) return json["fault"].get<std::string>();
-    JsonObject object(json["endpoint"], origin);
-    DYNMO_ASSIGN(next, elastic::parse_job(object));
+    DYNMO_ASSIGN(next, parse_fields<elastic::JobFile>(json["endpoint"], origin));
   }
   return std::string();
 }
@@ -339,7 +337,7 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
       !said.contains("standing")) {
     return make_error(ErrorCode::kInternal, "{}: wanted members and a plan", origin);
   }
-  DYNMO_ASSIGN(view, elastic::parse_view(said["view"], origin));
+  DYNMO_ASSIGN(view, parse_fields<elastic::View>(said["view"], origin));
   groups_.watch(view);
   DYNMO_ASSIGN(plan, plan::parse_plan(said["plan"], origin));
   if (is_new) DYNMO_TRY(changes_.restore(said["decides"]));

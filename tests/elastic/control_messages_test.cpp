@@ -5,6 +5,8 @@
 
 #include <functional>
 
+#include "dynmo/core/fields.h"
+
 namespace dynmo::elastic {
 namespace {
 
@@ -117,7 +119,7 @@ TEST(ControlMessages, ATextThatIsNoUtf8IsSaidAllTheSame) {
 TEST(ControlMessages, ViewsAreReadAsTheyWereWritten) {
   for (const View& view :
        {View(), View{.generation = 12, .members = {some_member(), {.id = {1}}}}}) {
-    const auto read = parse_view(to_json(view), "a view");
+    const auto read = parse_fields<View>(to_json(view), "a view");
     ASSERT_TRUE(read) << read.error().message;
     EXPECT_EQ(*read, view);
   }

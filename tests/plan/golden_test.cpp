@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/golden.h"
+
+#include "dynmo/plan/plan.h"
+
+namespace dynmo::plan {
+namespace {
+
+TEST(PlanGoldens, APlanIsWrittenAsItWasRead) {
+  for (const char* name : {"plan/goldens/plan.json", "plan/goldens/adaptive_plan.json"}) {
+    expect_rewritten(name, [](const Json& json) -> Expected<Json> {
+      DYNMO_ASSIGN(const Plan plan, parse_plan(json, "golden"));
+      return to_json(plan);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::plan

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/golden.h"
+
+#include "dynmo/tensor/features.h"
+
+namespace dynmo::tensor {
+namespace {
+
+TEST(TensorGoldens, FeaturesAreWrittenAsTheyWereRead) {
+  for (const char* name : {"tensor/goldens/features.json", "tensor/goldens/plain_features.json"}) {
+    expect_rewritten(name, [](const Json& json) -> Expected<Json> {
+      DYNMO_ASSIGN(const Features features, parse_features(json, "golden"));
+      return to_json(features);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::tensor
