@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Replays many cuts of one problem, one stage a rank: what a schedule is depends only on how many
+// Replays many cuts of one problem and one placement: what a schedule is depends only on how many
 // stages are frozen, so each is made and checked once.
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "dynmo/plan/plan.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
+#include "dynmo/schedule/placement.h"
 #include "dynmo/sim/simulate.h"
 
 namespace dynmo::plan {
@@ -32,11 +33,23 @@ class Replayer {
         micro_batches_(micro_batches),
         kind_(kind),
         recomputing_(recomputing),
-        checked_(cluster.ranks.size() + 1) {}
+        placement_(schedule::loop_placement(cluster.size(), 1)),
+        checked_(placement_.size() + 1) {}
+
+  // The same for stages on the ranks of `placement`, without recomputation.
+  Replayer(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
+           schedule::ScheduleKind kind, std::vector<Rank> placement)
+      : model_(model),
+        cluster_(cluster),
+        micro_batches_(micro_batches),
+        kind_(kind),
+        recomputing_(nullptr),
+        placement_(std::move(placement)),
+        checked_(placement_.size() + 1) {}
 
   // Step time, or nullopt if the memory does not suffice.
   Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
-    const Plan plan = make_plan(counts, kind_);
+    const Plan plan = make_plan(counts, placement_, cluster_.size(), kind_);
     std::vector<sim::StageCost> costs = stage_costs(plan, model_, cluster_);
     if (recomputing_ != nullptr && !add_recomputation(plan, costs)) {
       return std::optional<Nanoseconds>();
@@ -82,6 +95,7 @@ class Replayer {
   int micro_batches_;
   schedule::ScheduleKind kind_;
   const internal::Chain* recomputing_;
+  std::vector<Rank> placement_;                               // by stage
   std::vector<std::optional<sim::CheckedSchedule>> checked_;  // by frozen stages
   std::int64_t replays_ = 0;
   std::int64_t actions_ = 0;
