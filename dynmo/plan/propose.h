@@ -39,6 +39,7 @@ struct ProposeOptions {
   // kSearch only; a fixed number, not a time, so that every rank finds the same plan (search.h).
   std::int64_t evaluations = SearchOptions{}.evaluations;
   std::uint64_t seed = SearchOptions{}.seed;
+  const PlanFilter* accepts = nullptr;  // none: every plan
 };
 
 struct Proposal {
@@ -63,7 +64,8 @@ struct Proposal {
 //
 // kBadInput as `balance` and `make_schedule` say. kInfeasible: no cut or no plan of the balancer
 // fits the memory of every rank in its replay; such a plan is never returned, and the message names
-// the rank, what the plan would take there and what it has.
+// the rank, what the plan would take there and what it has. The filter's own error: it takes no
+// plan.
 [[nodiscard]] Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                                          const ProposeOptions& options = {});
 

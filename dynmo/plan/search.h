@@ -8,6 +8,7 @@
 // find the same plan.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::plan {
+
+// Returns an error for a plan that cannot be taken, whatever its step time.
+using PlanFilter = std::function<Expected<void>(const Plan&)>;
 
 struct SearchProblem {
   const cost::ModelCost& model;
@@ -40,6 +44,7 @@ struct SearchOptions {
   std::optional<schedule::ScheduleKind> schedule = std::nullopt;
   // kAuto anneals a second time, with layers recomputed, where a template asks for recomputation.
   Recompute recompute = Recompute::kNone;
+  const PlanFilter* accepts = nullptr;  // none: every plan
 };
 
 struct SearchCandidate {
@@ -64,7 +69,8 @@ struct SearchResult {
 //
 // kBadInput as `evaluate` says, for evaluations below 0, a current plan of other layers or ranks,
 // or a schedule that no cut of these layers, ranks and micro-batches can run. kInfeasible: no
-// candidate fits; says which rank of the nearest one wants how much more.
+// candidate fits; says which rank of the nearest one wants how much more. The filter's own error:
+// it takes no candidate.
 [[nodiscard]] Expected<SearchResult> search(const SearchProblem& problem,
                                             const SearchOptions& options = {});
 

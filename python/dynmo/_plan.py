@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from . import _core, _show
@@ -20,6 +21,14 @@ def _document(value: Any) -> Any:
     if isinstance(value, Plan):
         return value.document
     return read_json(value) if isinstance(value, (str, os.PathLike)) else value
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A plan in the words of others: texts by name of file, and what to set beside them."""
+
+    files: dict[str, str]
+    note: str
 
 
 class Plan:
@@ -69,11 +78,6 @@ class Plan:
         return numpy.array(self.slices, dtype=fields)
 
     @property
-    def schedule_csv(self) -> str:
-        """The order of the step, as torch.distributed.pipelining reads it."""
-        return self._planned.schedule_csv()
-
-    @property
     def trace(self) -> str:
         """The step as JSON for Perfetto."""
         return self._planned.trace()
@@ -81,6 +85,17 @@ class Plan:
     def report(self, width: int = 100, ascii: bool = False) -> str:
         """What `dynmo plan` prints."""
         return self._planned.report(width, ascii)
+
+    def emit(self, form: str, folder: Optional[Path] = None, *, module_names: bool = False) -> Emitted:
+        """Writes the plan for others, as `dynmo plan --emit` does, and returns the files.
+
+        `form`: "torchtitan" (its keys and the order of the step), "megatron" (its layout) or "csv" (the order of the step, for
+        torch.distributed.pipelining). `folder`: where the files go; without it none is written. `module_names`: the layers are
+        called like the model's modules, so that no name is translated. A BadInputError says what the form cannot say; plan with
+        `form=` to get a plan that it can.
+        """
+        files, note = self._planned.emit(form, str(folder or "."), module_names, folder is not None)
+        return Emitted(dict(files), note)
 
     def save(self, path: Path) -> None:
         """Writes the plan, for `dynmo plan --from` or `current=`."""
@@ -168,11 +183,15 @@ def plan(
     sequence: Optional[int] = None,
     micro_batch_size: Optional[int] = None,
     head_slices: Optional[int] = None,
+    granularity: Optional[str] = None,
+    form: Optional[str] = None,
 ) -> Plan:
     """Plans which of `ranks` runs which layers, as `dynmo plan` does; the arguments are its flags.
 
     `costs`: a profile (dict or path), a list of layers, a DataFrame or dict of columns, or a Hugging Face config with
     `device` and `sequence`. A config that the core has no formulas for is counted in the model that transformers builds. `cluster` ("dynmo-cluster-1") instead of `ranks`; `current` is the plan in force.
+    `granularity`: "half" or "block", what moves on its own; `form`: only plans that `Plan.emit(form)` can write, "block" without
+    another granularity.
 
     >>> import dynmo
     >>> layers = {"forward_s": [1, 1, 2], "backward_input_s": [1, 1, 2], "backward_weight_s": [1, 1, 2]}

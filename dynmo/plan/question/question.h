@@ -24,6 +24,7 @@
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/question/emit.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/plan/traffic.h"
 
@@ -49,6 +50,9 @@ struct Question {
   // A shape has its slices and the costs with others. A profile's head is divided evenly.
   std::int64_t head_slices = 1;
   std::function<Expected<cost::ModelCost>(std::int64_t slices)> sliced = {};
+  std::optional<EmitForm> form;  // only plans that it can say
+  // Blocks are joined, but slices of the head are not: to say what joining those costs.
+  std::optional<cost::ModelCost> with_slices;
 };
 
 // The costs of a shape by formulas, at the utilization of `device`. Layers are recomputed where
@@ -72,6 +76,11 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
 // The ranks of a cluster file; a head-room of none is 0.
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room);
 
+// Sets what moves on its own: "half" keeps the model's layers, "block" joins them to whole blocks
+// and a whole head. None is "block" if the question's form takes whole blocks, else "half". Call it
+// before set_from(). kBadInput: another name.
+[[nodiscard]] Expected<void> set_granularity(Question& question, std::optional<std::string> name);
+
 // The plan in force, on as many ranks as are offered. kBadInput with `origin`: other layers than
 // the model's, a rank that is not offered, an order that cannot run.
 [[nodiscard]] Expected<void> set_from(Question& question, Plan from, std::string_view origin);
@@ -83,6 +92,13 @@ void set_cluster(Question& question, cost::Cluster cluster, std::optional<double
 // kBadInput naming the field: numbers out of range.
 [[nodiscard]] Expected<void> validate(const Question& question);
 
+// The head has slices, which are joined.
+struct JoinedHead {
+  int slices = 0;
+  double step_time_s = 0;         // of the plan
+  double sliced_step_time_s = 0;  // with slices that ranks may share; 0: no such plan was found
+};
+
 struct Answer {
   Proposal proposal;
   cost::ModelCost costs;  // with its layers recomputed
@@ -90,10 +106,14 @@ struct Answer {
   Migration migration;    // from the plan in force
   TrafficRows traffic;    // messages that the first replica's ranks send in a step and to move
   std::optional<Advice> advice;
+  std::optional<JoinedHead> joined_head;
   Json document;  // "dynmo-plan-1" (docs/formats.md)
 };
 
-// Errors as `propose` and `pack`. Requires a valid question.
+// Errors as `propose`, `pack` and, with a form, `check_emit`. Requires a valid question.
 [[nodiscard]] Expected<Answer> answer(const Question& question);
+
+// The answer's plan for emit(), with the layers that it places. It refers to both.
+[[nodiscard]] EmitProblem emit_problem(const Question& question, const Answer& answer);
 
 }  // namespace dynmo::plan
