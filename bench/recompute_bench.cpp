@@ -19,7 +19,7 @@
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/cost/hugging_face.h"
 #include "dynmo/plan/balance.h"
-#include "dynmo/plan/question.h"
+#include "dynmo/plan/question/question.h"
 
 namespace dynmo::plan {
 namespace {

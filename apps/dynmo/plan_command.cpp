@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -13,8 +14,8 @@
 #include "dynmo/observe/trace.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
-#include "dynmo/plan/question.h"
-#include "dynmo/schedule/csv.h"
+#include "dynmo/plan/question/emit.h"
+#include "dynmo/plan/question/question.h"
 
 namespace dynmo::app {
 namespace {
@@ -27,26 +28,51 @@ Expected<void> write_trace(const std::string& path, const plan::Evaluation& eval
   return write_file_durably(path, observe::trace_json(processes));
 }
 
-Expected<void> write_schedule(const std::string& path, const plan::Plan& plan,
-                              const plan::Question& question, int frozen_layers) {
-  DYNMO_ASSIGN(const schedule::Schedule actions,
-               plan::schedule_of(plan, question.micro_batches, frozen_layers));
-  return write_file_durably(path, schedule::write_csv(actions));
+std::string folder_of(const PlanFlags& flags) { return flags.emit_to.value_or("."); }
+
+std::string emitted_path(const PlanFlags& flags, std::string_view name) {
+  return (std::filesystem::path(folder_of(flags)) / name).lexically_normal().string();
+}
+
+// Writes the files of --emit. Returns none without it.
+Expected<std::optional<plan::Emitted>> emitted_by(const PlanFlags& flags,
+                                                  const plan::Question& question,
+                                                  const plan::Answer& answer) {
+  if (!question.form) return std::optional<plan::Emitted>();
+  const std::string folder = folder_of(flags);
+  DYNMO_ASSIGN(plan::Emitted emitted,
+               plan::emit(*question.form, plan::emit_problem(question, answer), folder));
+  DYNMO_TRY(plan::write_emitted(emitted, folder));
+  return std::optional(std::move(emitted));
+}
+
+std::string emitted_line(const plan::Emitted& emitted, const PlanFlags& flags) {
+  std::vector<std::string> paths;
+  for (const plan::EmittedFile& file : emitted.files) {
+    paths.push_back(emitted_path(flags, file.name));
+  }
+  return fmt::format("\n{:<16}{}: {}\n", *flags.emit, fmt::join(paths, ", "), emitted.note);
 }
 
 Expected<void> check_files(const PlanFlags& flags) {
   const auto path = [](const std::optional<std::string>& given) { return given.value_or(""); };
-  DYNMO_TRY(check_one_use({{"PROFILE", path(flags.profile)},
-                           {"--model", path(flags.model)},
-                           {"--config", path(flags.config)},
-                           {"--cluster", path(flags.cluster)},
-                           {"--out", path(flags.out)},
-                           {"--trace", path(flags.trace)},
-                           {"--schedule-csv", path(flags.schedule_csv)}}));
+  std::vector<UsedFile> written = {{"--trace", path(flags.trace)}};
+  const auto form = plan::parse_emit_form(path(flags.emit));
+  if (form) {  // any other is refused when the question is read
+    for (const std::string_view name : plan::emitted_names(*form)) {
+      written.push_back({"--emit", emitted_path(flags, name)});
+    }
+  }
+  std::vector<UsedFile> all = {{"PROFILE", path(flags.profile)},
+                               {"--model", path(flags.model)},
+                               {"--config", path(flags.config)},
+                               {"--cluster", path(flags.cluster)},
+                               {"--out", path(flags.out)}};
+  all.insert(all.end(), written.begin(), written.end());
+  DYNMO_TRY(check_one_use(all));
   // The new plan may take the place of the old one.
-  return check_one_use({{"--from", path(flags.from)},
-                        {"--trace", path(flags.trace)},
-                        {"--schedule-csv", path(flags.schedule_csv)}});
+  written.push_back({"--from", path(flags.from)});
+  return check_one_use(written);
 }
 
 Expected<int> run_plan(const PlanFlags& flags) {
@@ -59,10 +85,7 @@ Expected<int> run_plan(const PlanFlags& flags) {
   const Json& json = given.document;
   if (flags.out) DYNMO_TRY(write_file_durably(*flags.out, json.dump(1) + "\n"));
   if (flags.trace) DYNMO_TRY(write_trace(*flags.trace, given.evaluation));
-  if (flags.schedule_csv) {
-    DYNMO_TRY(write_schedule(*flags.schedule_csv, given.proposal.plan, question,
-                             given.costs.frozen_layers()));
-  }
+  DYNMO_ASSIGN(const auto emitted, emitted_by(flags, question, given));
   if (flags.json) {
     fmt::print("{}\n", json.dump(1));
     return 0;
@@ -70,6 +93,7 @@ Expected<int> run_plan(const PlanFlags& flags) {
   fmt::print("{}",
              observe::plan_report(observe::report_of(question, given),
                                   {.width = terminal_width(), .ascii = !terminal_has_utf8()}));
+  if (emitted) fmt::print("{}", emitted_line(*emitted, flags));
   return 0;
 }
 
@@ -123,7 +147,16 @@ std::vector<std::string_view> schedule_names() {
   return names;
 }
 
+std::vector<std::string_view> emit_form_names() {
+  std::vector<std::string_view> names;
+  for (const plan::EmitForm form : plan::emit_forms()) names.push_back(plan::name(form));
+  return names;
+}
+
 void add_plan_options(CLI::App& command, PlanFlags& flags) {
+  command.add_option("--granularity", flags.granularity,
+                     "What moves on its own: half (attention, MLP, slices of the head) or block; "
+                     "default block with --emit torchtitan or megatron, else half");
   command.add_option("--micro-batches", flags.micro_batches, "Micro-batches of a step")
       ->default_str(std::to_string(kMicroBatches));
   command
@@ -161,10 +194,12 @@ void add_plan_command(CLI::App& app, Command& chosen) {
   command->add_option("--trace", flags->trace, "Write the step for Perfetto")
       ->option_text("TRACE.json");
   command
-      ->add_option("--schedule-csv", flags->schedule_csv,
-                   "Write the actions of every rank for PyTorch's pipelining, as its "
-                   "\"compute_only\" CSV")
-      ->option_text("SCHEDULE.csv");
+      ->add_option("--emit", flags->emit,
+                   fmt::format("Write the plan for others, and find one that they can say: {}",
+                               fmt::join(emit_form_names(), ", ")))
+      ->option_text("FORM");
+  command->add_option("--emit-to", flags->emit_to, "The folder for --emit; default this one")
+      ->option_text("FOLDER");
   command->add_flag("--json", flags->json, "Print the plan as JSON and nothing else");
   run_when_parsed(command, chosen, flags, run_plan_command);
 }

@@ -63,6 +63,7 @@ Expected<void> check_sources(const PlanFlags& flags) {
     return wrong("--memory goes with --ranks; the ranks of --cluster have memory_bytes each");
   }
   if (flags.slack && !flags.pack) return wrong("--slack goes with --pack");
+  if (flags.emit_to && !flags.emit) return wrong("--emit-to goes with --emit");
   return {};
 }
 
@@ -237,6 +238,10 @@ Expected<plan::Question> read_question(const PlanFlags& given) {
   question.slack = flags.slack.value_or(0);
   if (flags.evaluations) question.evaluations = *flags.evaluations;
   DYNMO_TRY(read_model(flags, config, question));
+  if (flags.emit) {
+    DYNMO_ASSIGN(question.form, plan::parse_emit_form(*flags.emit));
+  }
+  DYNMO_TRY(plan::set_granularity(question, flags.granularity));
   if (flags.recompute) {
     const auto recompute = plan::parse_recompute(*flags.recompute);
     if (!recompute) {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/plan/question.h"
+#include "dynmo/plan/question/question.h"
 
 namespace dynmo::app {
 
@@ -40,7 +40,9 @@ struct PlanFlags {
   std::optional<std::int64_t> evaluations;
   std::optional<std::string> out;
   std::optional<std::string> trace;
-  std::optional<std::string> schedule_csv;
+  std::optional<std::string> granularity;
+  std::optional<std::string> emit;
+  std::optional<std::string> emit_to;
   bool json = false;
 };
 

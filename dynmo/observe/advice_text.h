@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "dynmo/plan/advice.h"
+#include "dynmo/plan/question/advice.h"
 
 namespace dynmo::observe {
 

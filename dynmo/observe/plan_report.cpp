@@ -158,6 +158,18 @@ std::string recompute_line(const PlanReport& report) {
                      report.model.size(), ranges);
 }
 
+// "4 slices of the head are joined, which costs 10.0 % of the step time (...)".
+std::string joined_line(const PlanReport& report) {
+  if (!report.joined_head) return "";
+  const plan::JoinedHead& joined = *report.joined_head;
+  std::string text = fmt::format("{:<16}{} slices of the head are joined", "head", joined.slices);
+  if (joined.sliced_step_time_s <= 0) return text + "; no plan was found with slices apart\n";
+  const double longer = joined.step_time_s / joined.sliced_step_time_s - 1;
+  if (longer <= 0) return text + ", which costs nothing\n";
+  return text + fmt::format(", which costs {}: a step would take {} with slices apart\n",
+                            percent(longer), format_seconds(joined.sliced_step_time_s));
+}
+
 std::string idle_ranks_line(const plan::Plan& plan) {
   std::vector<bool> used(static_cast<std::size_t>(plan.ranks), false);
   for (const plan::PlanStage& stage : plan.stages) used[stage.rank.index()] = true;
@@ -293,7 +305,8 @@ std::string plan_report(const PlanReport& report, const PictureOptions& options)
   text += fmt::format("{:<16}{}\n", "cut", cut_text(report.plan, std::move(names)));
   text += step_lines(report) + speed_line(report) + bubble_line(report.evaluation) +
           imbalance_line(report);
-  text += memory_line(report) + assumed_lines(report) + recompute_line(report);
+  text +=
+      memory_line(report) + assumed_lines(report) + joined_line(report) + recompute_line(report);
   text += idle_ranks_line(report.plan) + traffic_line(report);
   if (report.migration) {
     text += fmt::format("{:<16}{} of {} layers, {}\n", "moves", report.migration->moves.size(),
@@ -322,7 +335,8 @@ PlanReport report_of(const plan::Question& question, const plan::Answer& answer)
                     .tokens = question.tokens,
                     .traffic = answer.traffic,
                     .advice = answer.advice,
-                    .words = words_of(question)};
+                    .words = words_of(question),
+                    .joined_head = answer.joined_head};
   if (question.from) report.migration = answer.migration;
   return report;
 }

@@ -16,7 +16,7 @@
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
-#include "dynmo/plan/question.h"
+#include "dynmo/plan/question/question.h"
 #include "dynmo/plan/recompute.h"
 
 namespace dynmo::observe {
@@ -46,6 +46,7 @@ struct PlanReport {
   TrafficRows traffic = {};  // messages of the first replica's ranks, those of the moves included
   std::optional<plan::Advice> advice = {};
   AdviceWords words = {};
+  std::optional<plan::JoinedHead> joined_head = {};
 };
 
 // Returns the cut by the names of its layers, for `dynmo plan` and `dynmo train`. If blocks have

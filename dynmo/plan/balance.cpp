@@ -11,6 +11,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/nearest.h"
+#include "dynmo/cost/blocks.h"
 #include "dynmo/plan/balance_impl.h"
 #include "dynmo/plan/diffusion.h"
 #include "dynmo/plan/v_pair_impl.h"
@@ -39,21 +40,13 @@ constexpr std::int64_t kMaxPairBytes = std::int64_t{1} << 31;
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
-// The block that a layer is of, as its name has it: "3" of "blocks.3.mlp"; empty for an end.
-std::string_view block_of(std::string_view name) {
-  constexpr std::string_view kBlocks = "blocks.";
-  if (!name.starts_with(kBlocks)) return {};
-  name.remove_prefix(kBlocks.size());
-  return name.substr(0, name.find('.'));
-}
-
 Expected<std::vector<int>> cut_between_blocks(const cost::ModelCost& model, int stages) {
   std::vector<int> layers;  // of each block
   std::string_view last;
   int before = 0;
   for (const cost::LayerCost& layer : model.layers) {
-    const std::string_view block = block_of(layer.name);
-    if (!block.empty() && block != last) {
+    const std::string_view block = cost::module_of(layer.name);
+    if (cost::is_block(block) && block != last) {
       layers.push_back(std::exchange(before, 0));
       last = block;
     }

@@ -201,7 +201,12 @@ Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
   return *std::move(best);
 }
 
-Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
+Expected<void> check_filter(const PlanFilter* accepts, const Plan& plan) {
+  return accepts != nullptr ? (*accepts)(plan) : Expected<void>();
+}
+
+Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem,
+                             const PlanFilter* accepts) {
   std::optional<Proposal> best;
   std::optional<Error> refusal;
   int candidates = 0;
@@ -210,6 +215,11 @@ Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
     BalanceProblem one = problem;
     one.schedule = kind.kind;
     auto proposal = of_cut(balancer, one);
+    if (proposal) {
+      if (auto accepted = check_filter(accepts, proposal->plan); !accepted) {
+        proposal = accepted.error();
+      }
+    }
     if (!proposal) {
       // A refusal about memory tells the user more than one about a shape.
       if (!refusal || refusal->code == ErrorCode::kBadInput) refusal = proposal.error();
@@ -226,8 +236,10 @@ Expected<Proposal> best_kind(Balancer balancer, const BalanceProblem& problem) {
 }
 
 Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions& options) {
-  SearchOptions effort{
-      .evaluations = options.evaluations, .seed = options.seed, .recompute = problem.recompute};
+  SearchOptions effort{.evaluations = options.evaluations,
+                       .seed = options.seed,
+                       .recompute = problem.recompute,
+                       .accepts = options.accepts};
   if (options.schedules == ScheduleChoice::kAsGiven) effort.schedule = problem.schedule;
   DYNMO_ASSIGN(
       SearchResult found,
@@ -244,7 +256,8 @@ Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions
 Expected<Proposal> in_given_order(Balancer balancer, const BalanceProblem& problem,
                                   const ProposeOptions& options) {
   if (balancer == Balancer::kSearch) return by_search(problem, options);
-  if (options.schedules == ScheduleChoice::kBest) return best_kind(balancer, problem);
+  if (options.schedules == ScheduleChoice::kBest)
+    return best_kind(balancer, problem, options.accepts);
   return of_cut(balancer, problem);
 }
 
@@ -347,6 +360,7 @@ Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
     proposal->plan = align(proposal->plan, *problem.current, problem.cluster, problem.model);
     DYNMO_TRY(judge_again(*proposal, problem));
   }
+  DYNMO_TRY(check_filter(options.accepts, proposal->plan));
   set_generation(proposal->plan, problem.current);
   return proposal;
 }

@@ -41,6 +41,7 @@ struct ProposeOptions {
   // (search.h).
   std::int64_t evaluations = SearchOptions{}.evaluations;
   std::uint64_t seed = SearchOptions{}.seed;
+  const PlanFilter* accepts = nullptr;  // none: every plan
 };
 
 struct Proposal {
@@ -68,7 +69,8 @@ struct Proposal {
 //
 // Returns kBadInput as balance() and make_schedule() do. Returns kInfeasible if no plan of the
 // balancer fits the memory of every rank in its replay. Such a plan is never returned. The message
-// has the rank, and the memory that the plan needs there and that it has.
+// has the rank, and the memory that the plan needs there and that it has. Returns the filter's own
+// error if it accepts no plan.
 [[nodiscard]] Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                                          const ProposeOptions& options = {});
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Replays many cuts of one problem, with one stage a rank. A schedule depends only on the number of
+// Replays many cuts of one problem and one placement. A schedule depends only on the number of
 // frozen stages, so each is made, checked and ordered once.
 
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
+#include "dynmo/schedule/placement.h"
 #include "dynmo/sim/simulate.h"
 #include "dynmo/sim/step_timer.h"
 
@@ -35,11 +36,23 @@ class Replayer {
         micro_batches_(micro_batches),
         kind_(kind),
         recomputing_(recomputing),
-        orders_(cluster.ranks.size() + 1) {}
+        placement_(schedule::loop_placement(cluster.size(), 1)),
+        orders_(placement_.size() + 1) {}
+
+  // Begins for stages on the ranks of `placement`, without recomputation.
+  Replayer(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
+           schedule::ScheduleKind kind, std::vector<Rank> placement)
+      : model_(model),
+        cluster_(cluster),
+        micro_batches_(micro_batches),
+        kind_(kind),
+        recomputing_(nullptr),
+        placement_(std::move(placement)),
+        orders_(placement_.size() + 1) {}
 
   // Returns the step time, or nullopt if the memory does not suffice.
   Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
-    const Plan plan = make_plan(counts, kind_);
+    const Plan plan = make_plan(counts, placement_, cluster_.size(), kind_);
     std::vector<sim::StageCost> costs = stage_costs(plan, model_, cluster_);
     if (recomputing_ != nullptr && !add_recomputation(plan, costs)) {
       return std::optional<Nanoseconds>();
@@ -53,7 +66,9 @@ class Replayer {
       DYNMO_ASSIGN(order, order_of(shape));
     }
     if (recomputing_ == nullptr && !fits(costs, order->in_flight)) {
-      return std::optional<Nanoseconds>();
+      if (std::ssize(placement_) == cluster_.size()) return std::optional<Nanoseconds>();
+      DYNMO_ASSIGN(const Evaluation exact, evaluate(plan, model_, cluster_, micro_batches_));
+      if (!fits_memory(exact.result, cluster_)) return std::optional<Nanoseconds>();
     }
     ++replays_;
     actions_ += order->actions;
@@ -79,14 +94,16 @@ class Replayer {
     return Order{std::move(timer), schedule::in_flight(compute), actions};
   }
 
-  // Returns whether the state and the most stashes of every stage fit, which is the replay's peak.
+  // Returns whether the state and the most stashes of every rank fit. With one stage a rank that is
+  // the replay's peak, else a bound on it.
   [[nodiscard]] bool fits(const std::vector<sim::StageCost>& costs,
                           const std::vector<int>& in_flight) const {
+    std::vector<Bytes> peaks(cluster_.ranks.size());
     for (std::size_t s = 0; s < costs.size(); ++s) {
-      const Bytes peak = costs[s].state + costs[s].activation * in_flight[s];
-      if (peak > cluster_.ranks[s].memory) return false;
+      peaks[placement_[s].index()] += costs[s].state + costs[s].activation * in_flight[s];
     }
-    return true;
+    return std::ranges::equal(peaks, cluster_.ranks, std::ranges::less_equal(), {},
+                              &cost::ClusterRank::memory);
   }
 
   // Adds recomputation to the costs. Returns false if a stage does not fit.
@@ -106,6 +123,7 @@ class Replayer {
   int micro_batches_;
   schedule::ScheduleKind kind_;
   const internal::Chain* recomputing_;
+  std::vector<Rank> placement_;               // by stage
   std::vector<std::optional<Order>> orders_;  // by frozen stages
   std::int64_t replays_ = 0;
   std::int64_t actions_ = 0;

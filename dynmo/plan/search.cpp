@@ -51,13 +51,22 @@ std::vector<Placement> portfolio(const SearchProblem& problem) {
 // Keeps the best candidate so far, and for advice the candidate that comes nearest to fitting.
 class Candidates {
  public:
-  Candidates(const SearchProblem& problem, Recompute recompute, SearchResult& result)
-      : problem_(problem), recompute_(recompute), result_(result) {}
+  Candidates(const SearchProblem& problem, const SearchOptions& options, SearchResult& result)
+      : problem_(problem),
+        recompute_(options.recompute),
+        accepts_(options.accepts),
+        result_(result) {}
 
   void enter(std::string name, const Plan& plan, Judged judged) {
     Evaluation& evaluation = judged.evaluation;
     const bool fits = fits_memory(evaluation.result, problem_.cluster);
     result_.candidates.push_back({name, evaluation.step_time_s, fits});
+    if (accepts_ != nullptr) {
+      if (const auto accepted = (*accepts_)(plan); !accepted) {
+        if (!rejection_) rejection_ = accepted.error();
+        return;
+      }
+    }
     if (!fits) {
       note_excess(evaluation);
       return;
@@ -99,6 +108,7 @@ class Candidates {
 
   // `annealed`: orders were sought for any cut, so that memory alone can be the reason.
   [[nodiscard]] Error infeasible(bool annealed) const {
+    if (rank_ < 0 && rejection_) return *rejection_;
     if (rank_ < 0 && refusal_ && !annealed) return *refusal_;
     const std::string_view again = recompute_ == Recompute::kNone ? "" : " with layers recomputed";
     if (rank_ < 0) {
@@ -138,12 +148,14 @@ class Candidates {
 
   const SearchProblem& problem_;
   Recompute recompute_;
+  const PlanFilter* accepts_;
   SearchResult& result_;
   bool won_ = false;
   std::int64_t excess_ = std::numeric_limits<std::int64_t>::max();
   int rank_ = -1;
   std::string nearest_;
   std::optional<Error> refusal_;
+  std::optional<Error> rejection_;  // why the filter did not take the first that it refused
 };
 
 // Sums of times, with a rank beside them, must stay inside 64 bits (adaptive.h); such a step has
@@ -344,7 +356,7 @@ void try_ordered_cuts(const SearchProblem& problem, Candidates& candidates) {
 Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions& options) {
   DYNMO_TRY(check_inputs(problem, options));
   SearchResult result;
-  Candidates candidates(problem, options.recompute, result);
+  Candidates candidates(problem, options, result);
   const auto wanted = [&](ScheduleKind kind) {
     return !options.schedule || *options.schedule == kind;
   };

@@ -8,6 +8,7 @@
 // decisions use integers. So all ranks find the same plan.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::plan {
+
+// Returns an error for a plan that cannot be taken, whatever its step time.
+using PlanFilter = std::function<Expected<void>(const Plan&)>;
 
 struct SearchProblem {
   const cost::ModelCost& model;
@@ -41,6 +45,7 @@ struct SearchOptions {
   // With kAuto, annealing runs a second time with recomputed layers if a template needs
   // recomputation.
   Recompute recompute = Recompute::kNone;
+  const PlanFilter* accepts = nullptr;  // none: every plan
 };
 
 struct SearchCandidate {
@@ -65,7 +70,8 @@ struct SearchResult {
 //
 // Returns kBadInput as evaluate(), for evaluations below 0, or a current plan of other layers or
 // ranks. Also for a schedule that no cut of these layers, ranks and micro-batches can run. Returns
-// kInfeasible if no candidate fits, with the rank and missing bytes of the nearest one.
+// kInfeasible if no candidate fits, with the rank and missing bytes of the nearest one. Returns the
+// filter's own error if it accepts no candidate.
 [[nodiscard]] Expected<SearchResult> search(const SearchProblem& problem,
                                             const SearchOptions& options = {});
 

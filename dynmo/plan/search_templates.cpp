@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <span>
 
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/cuts_impl.h"
 #include "dynmo/plan/memory_ladder_impl.h"
+#include "dynmo/plan/replayed_cut_impl.h"
 #include "dynmo/plan/search_impl.h"
 
 namespace dynmo::plan::internal {
@@ -17,8 +19,33 @@ std::string_view remark_of(const Trial& trial, Recompute choice) {
   return trial.what == CutFor::kWhole ? " for all recomputed" : " for the least recomputed";
 }
 
-void append_cuts(Templates& templates, const SearchProblem& problem, Recompute choice,
+// Returns the actions that may be replayed for the cuts of one kind.
+std::int64_t replays_of(const SearchOptions& options) {
+  constexpr std::int64_t kActions = 200;  // an eighth of an evaluation (search.h)
+  return options.evaluations * kActions;
+}
+
+// The best cut by replay, from the balancers' cuts. It knows no recomputation.
+void append_replayed(Templates& templates, const SearchProblem& problem, ScheduleKind kind,
+                     const std::string& schedule, const std::vector<Rank>& placement,
+                     std::span<const std::vector<int>> starts, std::int64_t max_actions) {
+  const auto cut = replayed_cut({.model = problem.model,
+                                 .cluster = problem.cluster,
+                                 .micro_batches = problem.micro_batches,
+                                 .kind = kind,
+                                 .placement = placement,
+                                 .max_actions = max_actions},
+                                starts);
+  if (!cut || !*cut) return;  // the refusals of the starts say why
+  templates.made.push_back(
+      {schedule + "/replayed", make_plan(**cut, placement, problem.cluster.size(), kind), true});
+}
+
+void append_cuts(Templates& templates, const SearchProblem& problem, const SearchOptions& options,
                  ScheduleKind kind, int stages_per_rank) {
+  const Recompute choice = options.recompute;
+  std::vector<std::vector<int>> starts;
+  std::vector<Rank> ranks;
   const std::string schedule = stages_per_rank > 2
                                    ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
                                    : std::string(schedule::name(kind));
@@ -39,10 +66,15 @@ void append_cuts(Templates& templates, const SearchProblem& problem, Recompute c
         templates.refusals.push_back(cut.error());
         continue;
       }
-      Plan plan = make_plan(cut->counts, placement(balancer, asked), problem.cluster.size(), kind);
+      std::vector<Rank> placed = placement(balancer, asked);
+      Plan plan = make_plan(cut->counts, placed, problem.cluster.size(), kind);
       if (trial.rungs_below) {
         if (std::find(of_rungs.begin(), of_rungs.end(), plan) != of_rungs.end()) continue;
         of_rungs.push_back(plan);
+      }
+      if (trial.what == CutFor::kPlain && !trial.rungs_below) {
+        starts.push_back(cut->counts);
+        ranks = std::move(placed);
       }
       templates.made.push_back(
           {fmt::format("{}/{}{}{}", schedule, name(balancer), remark, remark_of(trial, choice)),
@@ -55,10 +87,14 @@ void append_cuts(Templates& templates, const SearchProblem& problem, Recompute c
     if (balancer == Balancer::kVPair && !takes_v(kind)) continue;
     append(balancer, nullptr, "");
   }
-  if (problem.current == nullptr) return;
-  // Diffusion ends elsewhere where it starts elsewhere.
-  append(Balancer::kDiffusionParameters, problem.current, " from current");
-  append(Balancer::kDiffusionTime, problem.current, " from current");
+  if (problem.current != nullptr) {
+    // Diffusion ends elsewhere where it starts elsewhere.
+    append(Balancer::kDiffusionParameters, problem.current, " from current");
+    append(Balancer::kDiffusionTime, problem.current, " from current");
+  }
+  if (!starts.empty()) {
+    append_replayed(templates, problem, kind, schedule, ranks, starts, replays_of(options));
+  }
 }
 
 }  // namespace
@@ -68,9 +104,9 @@ Templates templates(const SearchProblem& problem, const SearchOptions& options) 
   for (const schedule::KindTraits& kind : schedule::schedule_kinds()) {
     if (kind.layout == schedule::StageLayout::kAny) continue;  // annealed
     if (options.schedule && *options.schedule != kind.kind) continue;
-    append_cuts(found, problem, options.recompute, kind.kind, 2);
+    append_cuts(found, problem, options, kind.kind, 2);
     if (kind.layout == schedule::StageLayout::kLoop) {
-      append_cuts(found, problem, options.recompute, kind.kind, 4);
+      append_cuts(found, problem, options, kind.kind, 4);
     }
   }
   return found;

@@ -40,7 +40,7 @@ Expected<plan::Costs> sliced_costs(const Job& job, const plan::Costs& costs, std
   return sliced;
 }
 
-// The scenario with a key changed, as plan/advice.h replays it.
+// The scenario with a key changed, as plan/question/advice.h replays it.
 class Changes {
  public:
   Changes(const Job& job, const plan::Costs& costs, const cost::Cluster& planned)

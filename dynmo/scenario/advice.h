@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Advice on a job: plan/advice.h for the costs of several of its steps.
+// Advice on a job: plan/question/advice.h for the costs of several of its steps.
 
 #include <optional>
 
-#include "dynmo/plan/advice.h"
+#include "dynmo/plan/question/advice.h"
 #include "dynmo/scenario/job.h"
 
 namespace dynmo::scenario {

@@ -14,7 +14,7 @@
 #include "dynmo/control/policy.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/observe/trace.h"
-#include "dynmo/plan/advice.h"
+#include "dynmo/plan/question/advice.h"
 #include "dynmo/scenario/job.h"
 #include "dynmo/scenario/policy_name.h"
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -15,8 +16,8 @@
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/plan_report.h"
 #include "dynmo/observe/trace.h"
-#include "dynmo/plan/question.h"
-#include "dynmo/schedule/csv.h"
+#include "dynmo/plan/question/emit.h"
+#include "dynmo/plan/question/question.h"
 #include "dynmo/schedule/text.h"
 #include "python/bindings/errors.h"
 #include "python/bindings/json_python.h"
@@ -64,10 +65,18 @@ std::string trace_of(const Planned& planned) {
   return observe::trace_json(processes);
 }
 
-schedule::Schedule actions_of(const Planned& planned) {
-  return value_or_raise(plan::schedule_of(planned.answer.proposal.plan,
-                                          planned.question.micro_batches,
-                                          planned.answer.costs.frozen_layers()));
+// Name and text of each file, and what to set beside them. With `write` they are in the folder.
+using Files = std::vector<std::pair<std::string, std::string>>;
+std::pair<Files, std::string> emit(const Planned& planned, const std::string& form,
+                                   const std::string& folder, bool kept_names, bool write) {
+  plan::EmitProblem problem = plan::emit_problem(planned.question, planned.answer);
+  if (kept_names) problem.names = plan::ModuleNames::kKept;
+  const plan::Emitted emitted =
+      value_or_raise(plan::emit(value_or_raise(plan::parse_emit_form(form)), problem, folder));
+  if (write) raise_if_error(plan::write_emitted(emitted, folder));
+  Files files;
+  for (const plan::EmittedFile& file : emitted.files) files.emplace_back(file.name, file.text);
+  return {std::move(files), emitted.note};
 }
 
 std::vector<Slice> slices_of(const Planned& planned) {
@@ -127,8 +136,8 @@ void bind_plan(nb::module_& module) {
           nb::sig("def costs(self) -> dict[str, typing.Any]"))
       .def("report", report_of, nb::arg("width") = 100, nb::arg("ascii") = false)
       .def("trace", trace_of)
-      .def("schedule_csv",
-           [](const Planned& planned) { return schedule::write_csv(actions_of(planned)); })
+      .def("emit", emit, nb::arg("form"), nb::arg("folder"), nb::arg("kept_names"),
+           nb::arg("write"))
       .def("slices", slices_of);
   module.def("make_plan", make_plan, nb::arg("asked"),
              nb::sig("def make_plan(asked: dict[str, typing.Any]) -> Planned"));

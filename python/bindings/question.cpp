@@ -27,6 +27,8 @@ struct Values {
   std::int64_t ranks = 0;
   std::optional<Bytes> memory;
   std::optional<double> head_room;
+  std::optional<std::string> form;
+  std::optional<std::string> granularity;
 };
 
 // A whole number from 1 to `max`; `fallback` where the key is absent.
@@ -110,6 +112,8 @@ Expected<Values> read_values(const Json& json, plan::Question& question) {
   values.ranks = count(object, "ranks", kMaxRanks, 1);
   DYNMO_ASSIGN(values.memory, read_memory(json, object));
   if (json.contains("head_room")) values.head_room = object.number("head_room");
+  if (json.contains("form")) values.form = object.string("form");
+  if (json.contains("granularity")) values.granularity = object.string("granularity");
   question.micro_batches =
       static_cast<int>(count(object, "micro_batches", 1 << 16, question.micro_batches));
   question.evaluations = count(object, "evaluations", std::int64_t{1} << 40, question.evaluations);
@@ -200,6 +204,10 @@ Expected<plan::Question> read_question(const Json& json) {
   DYNMO_TRY(check_ranks(json));
   DYNMO_ASSIGN(const Values values, read_values(json, question));
   DYNMO_TRY(set_model(json, values, question));
+  if (values.form) {
+    DYNMO_ASSIGN(question.form, plan::parse_emit_form(*values.form));
+  }
+  DYNMO_TRY(plan::set_granularity(question, values.granularity));
   if (!values.recompute.empty()) {
     DYNMO_ASSIGN(question.recompute, plan::parse_recompute(values.recompute));
   }

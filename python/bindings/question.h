@@ -7,7 +7,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/transformer.h"
-#include "dynmo/plan/question.h"
+#include "dynmo/plan/question/question.h"
 
 namespace dynmo::python {
 

@@ -4,7 +4,7 @@
 The command line and this package are two ways to the same code: the same question has the same answer.
 """
 from ._core import Schedule, balancers, devices, schedule_kinds, version as __version__
-from ._plan import Comparison, Plan, compare, model_costs, plan
+from ._plan import Comparison, Emitted, Plan, compare, model_costs, plan
 from ._simulate import Simulation, simulate
 from .errors import BadInputError, DynmoError, InfeasibleError, RankLostError
 
@@ -12,6 +12,7 @@ __all__ = [
     "BadInputError",
     "Comparison",
     "DynmoError",
+    "Emitted",
     "InfeasibleError",
     "Plan",
     "RankLostError",

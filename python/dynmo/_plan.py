@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from . import _core, _show
@@ -20,6 +21,14 @@ def _document(value: Any) -> Any:
     if isinstance(value, Plan):
         return value.document
     return read_json(value) if isinstance(value, (str, os.PathLike)) else value
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A plan in the words of others: texts by name of file, and what to set beside them."""
+
+    files: dict[str, str]
+    note: str
 
 
 class Plan:
@@ -69,11 +78,6 @@ class Plan:
         return numpy.array(self.slices, dtype=fields)
 
     @property
-    def schedule_csv(self) -> str:
-        """Returns the order of the step, as torch.distributed.pipelining reads it."""
-        return self._planned.schedule_csv()
-
-    @property
     def trace(self) -> str:
         """Returns the step as JSON for Perfetto."""
         return self._planned.trace()
@@ -81,6 +85,17 @@ class Plan:
     def report(self, width: int = 100, ascii: bool = False) -> str:
         """Returns the text that `dynmo plan` prints."""
         return self._planned.report(width, ascii)
+
+    def emit(self, form: str, folder: Optional[Path] = None, *, module_names: bool = False) -> Emitted:
+        """Writes the plan for others, as `dynmo plan --emit` does, and returns the files.
+
+        `form`: "torchtitan" (its keys and the order of the step), "megatron" (its layout) or "csv" (the order of the step, for
+        torch.distributed.pipelining). `folder`: where the files go; without it none is written. `module_names`: the layers are
+        called like the model's modules, so that no name is translated. A BadInputError says what the form cannot say; plan with
+        `form=` to get a plan that it can.
+        """
+        files, note = self._planned.emit(form, str(folder or "."), module_names, folder is not None)
+        return Emitted(dict(files), note)
 
     def save(self, path: Path) -> None:
         """Writes the plan, for `dynmo plan --from` or `current=`."""
@@ -168,12 +183,15 @@ def plan(
     sequence: Optional[int] = None,
     micro_batch_size: Optional[int] = None,
     head_slices: Optional[int] = None,
+    granularity: Optional[str] = None,
+    form: Optional[str] = None,
 ) -> Plan:
     """Plans the layers of each of `ranks`, as `dynmo plan` does. The arguments are its flags.
 
     `costs`: a profile (dict or path), a list of layers, a DataFrame or dict of columns, or a Hugging Face config with
     `device` and `sequence`. A config without formulas in the core is counted in the model that transformers builds.
-    `cluster` ("dynmo-cluster-1") replaces `ranks`. `current` is the plan in force.
+    `cluster` ("dynmo-cluster-1") replaces `ranks`. `current` is the plan in force. `granularity` is "half" or "block", what moves on
+    its own. With `form` only plans are made that `Plan.emit(form)` can write; then the default granularity is "block".
 
     >>> import dynmo
     >>> layers = {"forward_s": [1, 1, 2], "backward_input_s": [1, 1, 2], "backward_weight_s": [1, 1, 2]}

@@ -104,6 +104,12 @@ class BadInput(Case):
             (["even.json", "--ranks", 2, "--memory", "99999999999TiB"], "99999999999TiB"),
             (["even.json", "--ranks", 2, "--balancer", "optimel"], "optimel"),
             (["even.json", "--ranks", 2, "--schedule", "zbv"], "zbv"),
+            (["even.json", "--ranks", 2, "--granularity", "quarter"], "granularity is 'quarter', wanted half or block"),
+            (["even.json", "--ranks", 2, "--emit", "deepspeed"], "form 'deepspeed' is not known"),
+            (["even.json", "--ranks", 2, "--emit-to", "there"], "--emit-to goes with --emit"),
+            (["even.json", "--ranks", 2, "--emit", "csv", "--out", "schedule.csv"], "--out and --emit are both 'schedule.csv'"),
+            (["even.json", "--ranks", 2, "--emit", "csv", "--emit-to", "even.json"], "cannot make folder 'even.json'"),
+            (["even.json", "--ranks", 2, "--schedule-csv", "s.csv"], "--schedule-csv"),
             (["even.json", "--ranks", 2, "--banana"], "--banana"),
             (["even.json", "--rank", 2], "--rank"),
         ]:
@@ -240,8 +246,8 @@ class Answers(Case):
             self.assertEqual(names.count(name), 1, name)
 
     def test_the_schedule_is_written_for_pytorch(self):
-        self.plan("even.json", "--ranks", 2, "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 3, "--schedule-csv", "s.csv")
-        self.assertEqual((self.folder / "s.csv").read_bytes(), b"0F0,0F1,0B0,0F2,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n")
+        self.plan("even.json", "--ranks", 2, "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 3, "--emit", "csv")
+        self.assertEqual((self.folder / "schedule.csv").read_bytes(), b"0F0,0F1,0B0,0F2,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n")
 
     def test_an_order_that_stops_is_shown(self):
         words = ["even.json", "--ranks", 2, "--micro-batches", 2, "--schedule", "adaptive", "--balancer", "search", "--evaluations", 20]
@@ -274,6 +280,51 @@ class Answers(Case):
     def test_same_question_same_answer(self):
         words = ["uneven.json", "--ranks", 4, "--evaluations", 50, "--json"]
         self.assertEqual(self.run_plan(*words).stdout, self.run_plan(*words).stdout)
+
+
+class Emitted(Case):
+    words = ["--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 4, "--micro-batches", 8, "--evaluations", 300]
+
+    def setUp(self):
+        super().setUp()
+        self.write("config.json", LLAMA)
+
+    def emit(self, form, *more):
+        result = self.run_plan(*self.words, "--emit", form, "--emit-to", "plan", *more)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        return result.stdout
+
+    def test_for_torchtitan_needs_a_config_and_no_more(self):
+        said = self.emit("torchtitan")
+        self.assertIn("torchtitan      plan/torchtitan.json, plan/torchtitan.args, plan/schedule.csv: for 8 micro-batches a step\n", said)
+        keys = json.loads((self.folder / "plan/torchtitan.json").read_text())["parallelism"]
+        self.assertEqual(sum(keys["module_fqns_per_model_part"], []),
+                         ["tok_embeddings", *(f"layers.{block}" for block in range(8)), "norm", "lm_head"])
+        self.assertEqual((keys["pipeline_parallel_degree"], keys["pipeline_parallel_schedule_csv"]), (4, "plan/schedule.csv"))
+        rows = (self.folder / "plan/schedule.csv").read_text().splitlines()
+        self.assertEqual(len(rows), 4)
+        self.assertEqual((self.folder / "plan/torchtitan.args").read_text().split()[-1], ",".join(keys["module_fqns_per_model_part"][-1]))
+
+    def test_for_megatron_is_a_layout(self):
+        said = self.emit("megatron")
+        words = (self.folder / "plan/megatron.args").read_text().split()
+        self.assertEqual(words[:3], ["--pipeline-model-parallel-size", "4", "--pipeline-model-parallel-layout"])
+        self.assertRegex(words[3], r"^E[t|]*L$")
+        self.assertEqual((words[3].count("t"), (words[3].count("|") + 1) % 4), (8, 0))
+        self.assertRegex(said, r"schedule (1f1b|interleaved);")
+
+    def test_of_halves_is_refused_in_a_line(self):
+        for form in ["torchtitan", "megatron"]:
+            self.assert_error(self.run_plan(*self.words, "--emit", form, "--granularity", "half", "--balancer", "time", "--schedule", "1f1b"),
+                              2, "share a block", "granularity block")
+        self.assert_error(self.run_plan(*self.words, "--emit", "megatron", "--schedule", "adaptive"), 2, "no schedule adaptive", "1f1b or interleaved")
+        self.assertFalse((self.folder / "megatron.args").exists())
+
+    def test_of_blocks_says_what_a_joined_head_costs(self):
+        words = [*self.words, "--granularity", "block", "--head-slices", 4, "--balancer", "optimal", "--schedule", "1f1b"]
+        self.assertRegex(self.run_plan(*words).stdout,
+                         r"head            4 slices of the head are joined, which costs [0-9.]+ %: a step would take [0-9.]+ m?s with slices apart")
+        self.assertEqual(self.plan(*words)["all_layers"], 10)
 
 
 class Models(Case):

@@ -62,6 +62,20 @@ class Blocks(unittest.TestCase):
         self.assertTrue((self.folder / "my-model/model.safetensors").exists())
         self.assertTrue((self.folder / "runs/mine/checkpoints/step-00000040").exists())
 
+    def test_of_a_config_lead_to_a_plan_for_torchtitan(self):
+        self.assertIn("torchtitan      plan/torchtitan.json, plan/torchtitan.args, plan/schedule.csv", self.output("--emit torchtitan"))
+        layers = json.loads((self.folder / "my-model/config.json").read_text())["num_hidden_layers"]
+        keys = json.loads((self.folder / "plan/torchtitan.json").read_text())["parallelism"]
+        self.assertEqual(sum(keys["module_fqns_per_model_part"], []),
+                         ["tok_embeddings", *(f"layers.{layer}" for layer in range(layers)), "norm", "lm_head"])
+        self.assertEqual(len((self.folder / keys["pipeline_parallel_schedule_csv"]).read_text().splitlines()), 2)
+        # The second command, as the shell reads it.
+        readme = (self.folder / "README.md").read_text()
+        self.assertRegex(readme, r"\n# torchrun -m torchtitan.train .* \$\(cat plan/torchtitan.args\)\n")
+        flags = (self.folder / "plan/torchtitan.args").read_text().split()
+        parts = flags[flags.index("--parallelism.module_fqns_per_model_part") + 1:]
+        self.assertEqual([part.split(",") for part in parts], keys["module_fqns_per_model_part"])
+
 
 class ElasticBlock(unittest.TestCase):
     def test_ends_where_the_training_cannot_start(self):

@@ -34,7 +34,7 @@ def rank_main(folder):
 
     def train(keys, csv, advises):
         config = ParallelismConfig(
-            **keys, pipeline_parallel_schedule_csv=csv, pipeline_parallel_microbatch_size=own.SAMPLES // MICRO_BATCHES)
+            **{**keys, "pipeline_parallel_schedule_csv": csv}, pipeline_parallel_microbatch_size=own.SAMPLES // MICRO_BATCHES)
         names = config.module_fqns_per_model_part
         stages, parts = titan._pipeline_module_split(
             own.Model(False, False), mesh, config.pipeline_parallel_schedule, torch.device("cpu"), names)

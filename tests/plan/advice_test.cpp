@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/plan/advice.h"
+#include "dynmo/plan/question/advice.h"
 
 #include <gtest/gtest.h>
 

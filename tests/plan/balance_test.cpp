@@ -343,14 +343,14 @@ TEST(Balance, ARankThatCannotHoldTheNextLayerIsLeftALighterOne) {
   EXPECT_EQ(*balance(Balancer::kOptimal, {model, cluster}), (std::vector<int>{1, 1, 1}));
 }
 
-struct Advice {
+struct NeededMemory {
   int rank = -1;  // every rank
   std::int64_t bytes = 0;
 };
 
 // Out of "...: rank 2 has 10 bytes (10 B), 14 bytes (14 B) there would do..." or "...: 4 bytes (4
 // B) more on every rank would do...".
-Advice advice_of(const std::string& message) {
+NeededMemory advice_of(const std::string& message) {
   const std::string after = message.substr(message.find("their memory: ") + 14);
   if (!after.starts_with("rank ")) return {.rank = -1, .bytes = std::stoll(after)};
   return {.rank = std::stoi(after.substr(5)),
@@ -367,7 +367,7 @@ TEST(Balance, TheMemoryAdviceIsEnoughAndNotAByteTooMuch) {
     RandomProblem enough = random;
     RandomProblem less = random;
     const std::string message = verdict.error().message;
-    const Advice advice = advice_of(message);
+    const NeededMemory advice = advice_of(message);
     if (advice.rank >= 0) {
       const auto rank = static_cast<std::size_t>(advice.rank);
       enough.cluster.ranks[rank].memory = Bytes{advice.bytes};

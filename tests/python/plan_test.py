@@ -97,11 +97,28 @@ class Plan(Case):
             own = compute[compute["rank"] == rank]
             self.assertTrue((own["start_ns"][1:] >= own["end_ns"][:-1]).all())
 
+    def test_emits_the_files_of_the_program(self):
+        self.write("config.json", LLAMA)
+        sizes = {"ranks": 2, "device": "h100", "sequence": 1024, "micro_batches": 8, **QUICK}
+        for form, count in [("torchtitan", 3), ("megatron", 1), ("csv", 1)]:
+            with self.subTest(form=form):
+                self.program("plan", "--model", "config.json", "--ranks", 2, "--device", "h100", "--sequence", 1024, "--micro-batches", 8,
+                             "--evaluations", 300, "--emit", form, "--emit-to", form)
+                emitted = dynmo.plan(LLAMA, form=form, **sizes).emit(form, self.folder / "again" / form)
+                self.assertEqual(len(emitted.files), count)
+                for name, text in emitted.files.items():
+                    self.assertEqual(text, (self.folder / "again" / form / name).read_bytes().decode())
+                    self.assertEqual(text.replace(f"{self.folder}/again/", "").encode(), (self.folder / form / name).read_bytes())
+        with self.assertRaisesRegex(dynmo.BadInputError, "share a block .*, and torchtitan places whole blocks: plan with granularity block"):
+            dynmo.plan(LLAMA, balancer="time", schedule="1f1b", **sizes).emit("torchtitan")
+        with self.assertRaisesRegex(dynmo.BadInputError, "form 'torch' is not known"):
+            dynmo.plan(LLAMA, form="torch", **sizes)
+        self.assertEqual(len(dynmo.plan(LLAMA, granularity="block", head_slices=2, **sizes).costs["layers"]), LLAMA["num_hidden_layers"] + 2)
+
     def test_order_and_trace_are_the_files_of_the_program(self):
         self.write("p.json", UNEVEN)
         plan = dynmo.plan(UNEVEN, ranks=3, **QUICK)
-        self.program("plan", "p.json", "--ranks", 3, "--evaluations", 300, "--schedule-csv", "s.csv", "--trace", "t.json")
-        self.assertEqual(plan.schedule_csv.encode(), (self.folder / "s.csv").read_bytes())
+        self.program("plan", "p.json", "--ranks", 3, "--evaluations", 300, "--trace", "t.json")
         self.assertEqual(plan.trace.encode(), (self.folder / "t.json").read_bytes())
 
     def test_in_a_notebook_is_a_table_and_a_picture(self):

@@ -106,7 +106,7 @@ def main():
     planned = dynmo.plan(costs, ranks=ranks, micro_batches=MICRO_BATCHES, balancer="optimal", schedule="1f1b")
     counts = [stage["layers"] for stage in planned.document["stages"]]
     assert max(counts) > min(counts), counts
-    compare("1f1b", counts, planned.schedule_csv)
+    compare("1f1b", counts, planned.emit("csv").files["schedule.csv"])
     dist.destroy_process_group()
 
 

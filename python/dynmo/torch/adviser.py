@@ -44,18 +44,11 @@ class Advice:
         return self.gain_s * steps > restart_s
 
     def write(self, folder: Union[str, "os.PathLike[str]"]) -> None:
-        """Writes torchtitan.json (keys of its `parallelism`), schedule.csv (as `_PipelineScheduleRuntime` reads it), plan.json and
-        profile.json."""
-        keys = {
-            "pipeline_parallel_degree": self.ranks,
-            "pipeline_parallel_schedule": SCHEDULES[self.schedule],
-            "module_fqns_per_model_part": self.after,
-        }
+        """Writes the files of `Plan.emit("torchtitan")`, plan.json and profile.json."""
         path = pathlib.Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        for name, document in (("torchtitan", {"parallelism": keys}), ("profile", self.profile), ("plan", self.plan.document)):
-            (path / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (path / "schedule.csv").write_bytes(self.plan.schedule_csv.encode())
+        self.plan.emit("torchtitan", path, module_names=True)
+        self.plan.save(path / "plan.json")
+        (path / "profile.json").write_text(json.dumps(self.profile, indent=1) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
         before, after = ("|".join(str(len(names)) for names in cut) for cut in (self.before, self.after))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/plan/question.h"
+#include "dynmo/plan/question/question.h"
 
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/cost/blocks.h"
 #include "dynmo/plan/pack.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/lowering.h"
@@ -16,9 +17,9 @@
 namespace dynmo::plan {
 namespace {
 
-Expected<Proposal> find_proposal(const Question& question) {
+Expected<Proposal> find_proposal(const Question& question, const cost::ModelCost& model) {
   const BalanceProblem problem{
-      .model = question.model,
+      .model = model,
       .cluster = question.cluster,
       .micro_batches = question.micro_batches,
       .schedule = question.schedule.value_or(schedule::ScheduleKind::k1F1B),
@@ -28,6 +29,14 @@ Expected<Proposal> find_proposal(const Question& question) {
   options.schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest;
   options.rank_order = question.place ? RankOrder::kBest : RankOrder::kPermuteEqual;
   options.evaluations = question.evaluations;
+  const PlanFilter sayable = [&](const Plan& plan) {
+    return check_emit(*question.form, {.plan = plan, .model = model});
+  };
+  if (question.form) {
+    options.accepts = &sayable;
+    // The form places stages by the numbers of ranks.
+    if (!question.place) options.rank_order = RankOrder::kKeep;
+  }
   if (!question.pack) return propose(question.balancer, problem, options);
   DYNMO_ASSIGN(Packing packed,
                pack(question.balancer, problem, {.slack = question.slack, .propose = options}));
@@ -44,6 +53,10 @@ Json document_of(const Question& question, const Answer& answer) {
   json["traffic"] = traffic_json(answer.traffic);
   if (answer.advice) {
     json["advice"] = advice_json(*answer.advice, question.tokens * question.micro_batches);
+  }
+  if (answer.joined_head) {
+    json["joined_head"] = {{"slices", answer.joined_head->slices},
+                           {"sliced_step_time_s", answer.joined_head->sliced_step_time_s}};
   }
   if (!question.costs.empty()) {
     json["costs"] = question.costs;
@@ -141,6 +154,19 @@ std::optional<Advice> advice_on(const Question& question, const Answer& answer) 
        .changes = [&](StepLimit limit) { return Changes(question, answer).against(limit); }});
 }
 
+// The same question where the slices of the head stay apart. What a form cannot say does not count.
+std::optional<JoinedHead> joined_head(const Question& question, const Answer& answer) {
+  if (!question.with_slices) return std::nullopt;
+  Question apart = question;
+  apart.form.reset();
+  apart.from.reset();
+  JoinedHead joined{.slices = cost::head_slices(*question.with_slices),
+                    .step_time_s = answer.evaluation.step_time_s};
+  const auto sliced = find_proposal(apart, *question.with_slices);
+  if (sliced) joined.sliced_step_time_s = sliced->evaluation.step_time_s;
+  return joined;
+}
+
 // All replicas send alike, so the first one's ranks stand for all.
 TrafficRows traffic_of(const Question& question, const Answer& answer) {
   const Plan& plan = answer.proposal.plan;
@@ -196,6 +222,25 @@ Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& 
       "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
       "(docs/costs.md)",
       device.name, device.utilization);
+  return {};
+}
+
+Expected<void> set_granularity(Question& question, std::optional<std::string> name) {
+  const bool whole = question.form && takes_whole_blocks(*question.form);
+  const std::string granularity = name.value_or(whole ? "block" : "half");
+  if (granularity == "half") return {};
+  if (granularity != "block") {
+    return make_error(ErrorCode::kBadInput, "granularity is '{}', wanted half or block",
+                      granularity);
+  }
+  if (cost::head_slices(question.model) > 1) {
+    question.with_slices = cost::joined_blocks(question.model, cost::HeadSlices::kApart);
+  }
+  question.model = cost::joined_blocks(question.model);
+  question.head_slices = 1;
+  question.sliced = [](std::int64_t) -> Expected<cost::ModelCost> {
+    return make_error(ErrorCode::kBadInput, "a plan of whole blocks has a whole head");
+  };
   return {};
 }
 
@@ -270,7 +315,7 @@ Expected<void> validate(const Question& question) {
 }
 
 Expected<Answer> answer(const Question& question) {
-  auto found = find_proposal(question);
+  auto found = find_proposal(question, question.model);
   if (!found && question.head_room > 0 && found.error().code == ErrorCode::kInfeasible) {
     return make_error(ErrorCode::kInfeasible, "{} ({:.3g} % of the memory stay free as head-room)",
                       found.error().message, 100 * question.head_room);
@@ -282,6 +327,7 @@ Expected<Answer> answer(const Question& question) {
                .migration = {},
                .traffic = {},
                .advice = {},
+               .joined_head = {},
                .document = {}};
   given.costs = recomputed(question.model, given.proposal.recomputed);
   DYNMO_ASSIGN(
@@ -291,10 +337,19 @@ Expected<Answer> answer(const Question& question) {
   if (question.from) {
     given.migration = difference(*question.from, given.proposal.plan, question.model);
   }
+  if (question.form) DYNMO_TRY(check_emit(*question.form, emit_problem(question, given)));
+  given.joined_head = joined_head(question, given);
   given.traffic = traffic_of(question, given);
   given.advice = advice_on(question, given);
   given.document = document_of(question, given);
   return given;
+}
+
+EmitProblem emit_problem(const Question& question, const Answer& answer) {
+  return {.plan = answer.proposal.plan,
+          .model = question.model,
+          .micro_batches = question.micro_batches,
+          .recomputed = answer.proposal.recomputed};
 }
 
 }  // namespace dynmo::plan

@@ -17,12 +17,13 @@
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/transformer.h"
-#include "dynmo/plan/advice.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/question/advice.h"
+#include "dynmo/plan/question/emit.h"
 #include "dynmo/plan/recompute.h"
 #include "dynmo/plan/traffic.h"
 
@@ -54,6 +55,9 @@ struct Question {
   std::int64_t micro_batch_size = 1;            // sequences
   std::string size_key = "--micro-batch-size";  // that sets it
   std::string ranks_key = "--ranks";            // that sets their number
+  std::optional<EmitForm> form;                 // only plans that it can express
+  // Costs with the slices of the head if blocks are joined, for the cost of joining the slices.
+  std::optional<cost::ModelCost> with_slices;
 };
 
 // Sets the costs of a shape by formulas, at the utilization of `device`. Layers are recomputed if
@@ -77,6 +81,11 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
 // Sets the ranks of a cluster file. Without a head-room it is 0.
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room);
 
+// Sets the layers that move on their own. "half" keeps the model's layers. "block" joins them to
+// whole blocks and a whole head. No name means "block" if the question's form takes whole blocks,
+// else "half". Call it before set_from(). Returns kBadInput for another name.
+[[nodiscard]] Expected<void> set_granularity(Question& question, std::optional<std::string> name);
+
 // Sets the plan in force, on the offered number of ranks. Returns kBadInput with `origin` for other
 // layers than the model's, an absent rank, or an order that cannot run.
 [[nodiscard]] Expected<void> set_from(Question& question, Plan from, std::string_view origin);
@@ -88,6 +97,13 @@ void set_cluster(Question& question, cost::Cluster cluster, std::optional<double
 // Checks a question. Returns kBadInput with the field for numbers out of range.
 [[nodiscard]] Expected<void> validate(const Question& question);
 
+// The cost of joining the slices of the head.
+struct JoinedHead {
+  int slices = 0;
+  double step_time_s = 0;         // of the plan
+  double sliced_step_time_s = 0;  // with slices that ranks may share; 0: no such plan was found
+};
+
 struct Answer {
   Proposal proposal;
   cost::ModelCost costs;  // with recomputed layers
@@ -95,10 +111,15 @@ struct Answer {
   Migration migration;    // from the plan in force
   TrafficRows traffic;    // messages of the first replica's ranks in a step and for moves
   std::optional<Advice> advice;
+  std::optional<JoinedHead> joined_head;
   Json document;  // "dynmo-plan-1" (docs/formats.md)
 };
 
-// Answers a question. Returns the errors of propose() and pack(). Requires a valid question.
+// Answers a question. Returns the errors of propose(), pack() and, with a form, check_emit().
+// Requires a valid question.
 [[nodiscard]] Expected<Answer> answer(const Question& question);
+
+// Returns the answer's plan for emit(), with the layers that it places. It refers to both.
+[[nodiscard]] EmitProblem emit_problem(const Question& question, const Answer& answer);
 
 }  // namespace dynmo::plan

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Plans in the words of others: torchtitan's and Megatron-Core's keys, and the order of a step for
+// PyTorch's pipelining. None of them can say every plan, so each form is checked first.
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
+
+namespace dynmo::plan {
+
+enum class EmitForm {
+  kTorchtitan,  // module_fqns_per_model_part, the schedule's name and its order
+  kMegatron,    // --pipeline-model-parallel-layout
+  kCsv,         // the order alone, PyTorch's "compute_only"
+};
+[[nodiscard]] std::span<const EmitForm> emit_forms();
+[[nodiscard]] std::string_view name(EmitForm form);
+[[nodiscard]] Expected<EmitForm> parse_emit_form(std::string_view name);
+// Whether stages of the form are lists of whole modules.
+[[nodiscard]] bool takes_whole_blocks(EmitForm form);
+
+enum class ModuleNames {
+  kTranslated,  // "blocks.3" becomes torchtitan's "layers.3"; names that are not DynMo's are kept
+  kKept,        // the layers are called like the model's modules
+};
+
+struct EmitProblem {
+  const Plan& plan;
+  const cost::ModelCost& model;  // the layers that the plan places
+  int micro_batches = 1;
+  LayerSet recomputed = {};
+  ModuleNames names = ModuleNames::kTranslated;
+};
+
+// Returns kBadInput with what the form cannot say, and what it can: half a block, a slice of the
+// head, an idle rank, unlike numbers of stages, ranks in another order, a frozen stage, an order.
+[[nodiscard]] Expected<void> check_emit(EmitForm form, const EmitProblem& problem);
+
+struct EmittedFile {
+  std::string name;
+  std::string text;
+};
+struct Emitted {
+  std::vector<EmittedFile> files;
+  std::string note;  // what the user has to set beside them, on one line
+};
+
+// Returns the names of the files that emit() makes: of kTorchtitan torchtitan.json (its key
+// "parallelism"), torchtitan.args (the same as flags) and schedule.csv, of kMegatron megatron.args,
+// of kCsv schedule.csv.
+[[nodiscard]] std::vector<std::string_view> emitted_names(EmitForm form);
+
+// Returns the files, which stand in `folder`, where one names another. torchtitan's stages are
+// "tok_embeddings", "layers.N", "norm" and "lm_head". The middle stage of a V is written as two.
+// Errors are those of check_emit().
+[[nodiscard]] Expected<Emitted> emit(EmitForm form, const EmitProblem& problem,
+                                     const std::filesystem::path& folder);
+
+// Makes the folder if there is none, and writes the files there.
+[[nodiscard]] Expected<void> write_emitted(const Emitted& emitted,
+                                           const std::filesystem::path& folder);
+
+}  // namespace dynmo::plan

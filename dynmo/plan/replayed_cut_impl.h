@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The best cut by replay, for any placement whose order follows from a schedule kind. The
+// balancers level work, and a step is more than its slowest rank.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_cost.h"
+#include "dynmo/schedule/schedule.h"
+
+namespace dynmo::plan::internal {
+
+struct ReplayedCutProblem {
+  const cost::ModelCost& model;
+  const cost::Cluster& cluster;
+  int micro_batches = 1;
+  schedule::ScheduleKind kind = schedule::ScheduleKind::k1F1B;
+  const std::vector<Rank>& placement;  // by stage
+  std::int64_t max_actions = 0;        // replayed at most
+};
+
+// Returns the layers of each stage. Where there are few cuts, all whose lower bound is below the
+// best are replayed, so that the result is the best there is. Else one layer at a time moves from
+// one stage to another, from the best of the starts, as long as the replay becomes shorter. The
+// number of replayed actions ends both, not a time. nullopt: no cut that was replayed fits the
+// memory. Errors are those of `evaluate`.
+[[nodiscard]] Expected<std::optional<std::vector<int>>> replayed_cut(
+    const ReplayedCutProblem& problem, std::span<const std::vector<int>> starts);
+
+}  // namespace dynmo::plan::internal
