@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dynmo plan --emit` as a user meets it."""
+import json
+import unittest
+
+from plan_command_test import LLAMA, Case
+
+
+class Emitted(Case):
+    words = ["--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 4, "--micro-batches", 8, "--evaluations", 300]
+
+    def setUp(self):
+        super().setUp()
+        self.write("config.json", LLAMA)
+
+    def emit(self, form, *more):
+        result = self.run_plan(*self.words, "--emit", form, "--emit-to", "plan", *more)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        return result.stdout
+
+    def test_for_torchtitan_needs_a_config_and_no_more(self):
+        said = self.emit("torchtitan")
+        self.assertIn("torchtitan      plan/torchtitan.json, plan/torchtitan.args, plan/schedule.csv: for 8 micro-batches a step\n", said)
+        keys = json.loads((self.folder / "plan/torchtitan.json").read_text())["parallelism"]
+        self.assertEqual(sum(keys["module_fqns_per_model_part"], []),
+                         ["tok_embeddings", *(f"layers.{block}" for block in range(8)), "norm", "lm_head"])
+        self.assertEqual((keys["pipeline_parallel_degree"], keys["pipeline_parallel_schedule_csv"]), (4, "plan/schedule.csv"))
+        rows = (self.folder / "plan/schedule.csv").read_text().splitlines()
+        self.assertEqual(len(rows), 4)
+        self.assertEqual((self.folder / "plan/torchtitan.args").read_text().split()[-1], ",".join(keys["module_fqns_per_model_part"][-1]))
+
+    def test_for_megatron_is_a_layout(self):
+        said = self.emit("megatron")
+        words = (self.folder / "plan/megatron.args").read_text().split()
+        self.assertEqual(words[:3], ["--pipeline-model-parallel-size", "4", "--pipeline-model-parallel-layout"])
+        self.assertRegex(words[3], r"^E[t|]*L$")
+        self.assertEqual((words[3].count("t"), (words[3].count("|") + 1) % 4), (8, 0))
+        self.assertRegex(said, r"schedule (1f1b|interleaved);")
+
+    def test_of_halves_is_refused_in_a_line(self):
+        for form in ["torchtitan", "megatron"]:
+            self.assert_error(self.run_plan(*self.words, "--emit", form, "--granularity", "half", "--balancer", "time", "--schedule", "1f1b"),
+                              2, "share a block", "granularity block")
+        self.assert_error(self.run_plan(*self.words, "--emit", "megatron", "--schedule", "adaptive"), 2, "no schedule adaptive", "1f1b or interleaved")
+        self.assertFalse((self.folder / "megatron.args").exists())
+
+    def test_of_blocks_says_what_a_joined_head_costs(self):
+        words = [*self.words, "--granularity", "block", "--head-slices", 4, "--balancer", "optimal", "--schedule", "1f1b"]
+        self.assertRegex(self.run_plan(*words).stdout,
+                         r"head            4 slices of the head are joined, which costs [0-9.]+ %: a step would take [0-9.]+ m?s with slices apart")
+        self.assertEqual(self.plan(*words)["all_layers"], 10)
+
+
+if __name__ == "__main__":
+    unittest.main()
