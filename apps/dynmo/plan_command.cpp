@@ -71,7 +71,7 @@ Expected<void> check_files(const PlanFlags& flags) {
   all.insert(all.end(), written.begin(), written.end());
   DYNMO_TRY(check_one_use(all));
   // The new plan may take the place of the old one.
-  written.push_back({"--from", path(flags.from)});
+  written.insert(written.begin(), {"--from", path(flags.from)});
   return check_one_use(written);
 }
 

@@ -7,14 +7,15 @@ from plan_command_test import LLAMA, Case
 
 
 class Emitted(Case):
-    words = ["--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 4, "--micro-batches", 8, "--evaluations", 300]
+    words = ["--model", "config.json", "--device", "h100", "--sequence", 1024, "--ranks", 4, "--micro-batches", 8]
+    search = ["--evaluations", 300]
 
     def setUp(self):
         super().setUp()
         self.write("config.json", LLAMA)
 
     def emit(self, form, *more):
-        result = self.run_plan(*self.words, "--emit", form, "--emit-to", "plan", *more)
+        result = self.run_plan(*self.words, *self.search, "--emit", form, "--emit-to", "plan", *more)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         return result.stdout
 
@@ -41,7 +42,7 @@ class Emitted(Case):
         for form in ["torchtitan", "megatron"]:
             self.assert_error(self.run_plan(*self.words, "--emit", form, "--granularity", "half", "--balancer", "time", "--schedule", "1f1b"),
                               2, "share a block", "granularity block")
-        self.assert_error(self.run_plan(*self.words, "--emit", "megatron", "--schedule", "adaptive"), 2, "no schedule adaptive", "1f1b or interleaved")
+        self.assert_error(self.run_plan(*self.words, *self.search, "--emit", "megatron", "--schedule", "adaptive"), 2, "no schedule adaptive", "1f1b or interleaved")
         self.assertFalse((self.folder / "megatron.args").exists())
 
     def test_of_blocks_says_what_a_joined_head_costs(self):

@@ -12,7 +12,7 @@
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/transformer.h"
 #include "dynmo/plan/pack.h"
-#include "dynmo/plan/question.h"
+#include "dynmo/plan/question/question.h"
 #include "tests/plan/cuts.h"
 
 namespace dynmo::plan {
