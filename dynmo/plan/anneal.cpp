@@ -457,12 +457,6 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   }
 }
 
-void Annealer::adopt(const Annealer& other) {
-  if (other.best_.time == kInfeasible) return;
-  const std::int64_t time = time_of(other.best_.layout, best_.time);
-  if (time < best_.time) best_ = {other.best_.layout, time};
-}
-
 Plan Annealer::plan() {
   DYNMO_CHECK(best_.time != kInfeasible && load(best_.layout), "a layout that fits memory");
   Plan plan{.ranks = cluster_.size(),

@@ -69,9 +69,6 @@ class Annealer {
   Annealer(std::string name, const Prefixes& model, const cost::Cluster& cluster, int micro_batches,
            std::vector<Rank> placement, Starts starts, std::uint64_t seed, std::int64_t actions);
 
-  // Takes the best layout of another annealer of this placement if it is better here, too.
-  void adopt(const Annealer& other);
-
   // Anneals from the best result so far, for `actions` placed actions. The start temperature is
   // `heat` / 2^20 of its step time.
   void anneal(std::int64_t actions, std::int64_t heat);

@@ -26,15 +26,13 @@ Expected<MadeCut> cut_of(Balancer balancer, const BalanceProblem& problem) {
 
 }  // namespace
 
-std::vector<Trial> trials(Balancer balancer, Recompute choice, schedule::ScheduleKind kind) {
-  if (choice == Recompute::kNone) return {{CutFor::kPlain}};
-  if (choice == Recompute::kWhole) return {{CutFor::kWhole}};
-  std::vector<Trial> all = {{CutFor::kPlain}, {CutFor::kWhole}};
-  if (balancer != Balancer::kOptimal && balancer != Balancer::kVPair) return all;
-  const bool ladder = !refines(kind);
-  for (int below = 0; ladder && below < kRungs; ++below) all.push_back({CutFor::kLeast, below});
-  all.push_back({.what = CutFor::kLeast, .last_resort = ladder});
-  return all;
+std::vector<CutFor> cuts_for(Balancer balancer, Recompute choice) {
+  if (choice == Recompute::kNone) return {CutFor::kPlain};
+  if (choice == Recompute::kWhole) return {CutFor::kWhole};
+  if (balancer != Balancer::kOptimal && balancer != Balancer::kVPair) {
+    return {CutFor::kPlain, CutFor::kWhole};
+  }
+  return {CutFor::kPlain, CutFor::kWhole, CutFor::kLeast};
 }
 
 Expected<MadeCut> make_cut(CutFor what, Balancer balancer, const BalanceProblem& problem) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "dynmo/plan/cuts_impl.h"
-#include "dynmo/plan/memory_ladder_impl.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/place.h"
 #include "dynmo/schedule/adaptive.h"
@@ -100,46 +99,25 @@ Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
                     format_bytes(has), others);
 }
 
-// The balancer's cut for `what`, under the problem's schedule kind, without its replay.
-Expected<Proposal> unjudged(internal::CutFor what, Balancer balancer,
-                            const BalanceProblem& problem) {
+// The balancer's plan, cut for `what`, under the problem's schedule kind.
+Expected<Proposal> of_one_cut(internal::CutFor what, Balancer balancer,
+                              const BalanceProblem& problem) {
   DYNMO_ASSIGN(internal::MadeCut made, internal::make_cut(what, balancer, problem));
   Proposal proposal;
   proposal.rounds = made.rounds;
   proposal.rounds_bound = made.rounds_bound;
   proposal.plan = make_plan(made.counts, placement(balancer, problem), problem.cluster.size(),
                             problem.schedule);
-  proposal.winner = fmt::format("{}/{}", schedule::name(problem.schedule), name(balancer));
   if (problem.schedule == ScheduleKind::kAdaptive) {
     const bool plain = what == internal::CutFor::kPlain;
     const LayerSet again = plain ? LayerSet() : all_layers(problem.model);
     DYNMO_TRY(add_order(proposal.plan, problem, again));
   }
-  return proposal;
-}
-
-// Replays a plan that has none yet. kInfeasible if it does not fit the memory.
-Expected<void> judge_first(Proposal& proposal, Balancer balancer, const BalanceProblem& problem) {
   DYNMO_TRY(judge_again(proposal, problem));
-  return require_memory(proposal.plan, proposal.evaluation, problem.cluster, balancer,
-                        proposal.winner);
-}
-
-Expected<Proposal> of_one_cut(internal::CutFor what, Balancer balancer,
-                              const BalanceProblem& problem) {
-  DYNMO_ASSIGN(Proposal proposal, unjudged(what, balancer, problem));
-  DYNMO_TRY(judge_first(proposal, balancer, problem));
+  proposal.winner = fmt::format("{}/{}", schedule::name(problem.schedule), name(balancer));
+  DYNMO_TRY(require_memory(proposal.plan, proposal.evaluation, problem.cluster, balancer,
+                           proposal.winner));
   return proposal;
-}
-
-BalanceProblem with_cluster(const BalanceProblem& problem, const cost::Cluster& cluster) {
-  return {.model = problem.model,
-          .cluster = cluster,
-          .micro_batches = problem.micro_batches,
-          .schedule = problem.schedule,
-          .stages_per_rank = problem.stages_per_rank,
-          .current = problem.current,
-          .recompute = problem.recompute};
 }
 
 // Whether a plan without recomputation, the balancer's, would be faster with more memory.
@@ -158,37 +136,27 @@ bool memory_matters(const Proposal& plain, Balancer balancer, const BalanceProbl
     rank.memory = cost::kUnlimitedMemory;
   }
   if (plenty) return false;
-  BalanceProblem asked = with_cluster(problem, roomy);
-  asked.recompute = Recompute::kNone;
+  const BalanceProblem asked{.model = problem.model,
+                             .cluster = roomy,
+                             .micro_batches = problem.micro_batches,
+                             .schedule = problem.schedule,
+                             .stages_per_rank = problem.stages_per_rank,
+                             .current = problem.current};
   const auto free = of_one_cut(internal::CutFor::kPlain, balancer, asked);
   return free && free->evaluation.result.step_time < plain.evaluation.result.step_time;
-}
-
-// A plan for a trial. kInfeasible if it does not fit the problem's memory.
-Expected<Proposal> of_trial(const internal::Trial& trial, Balancer balancer,
-                            const BalanceProblem& problem) {
-  if (!trial.rungs_below) return of_one_cut(trial.what, balancer, problem);
-  const cost::Cluster rung = internal::at_rung(problem.cluster, *trial.rungs_below);
-  DYNMO_ASSIGN(Proposal proposal, unjudged(trial.what, balancer, with_cluster(problem, rung)));
-  DYNMO_TRY(judge_first(proposal, balancer, problem));
-  return proposal;
 }
 
 // The balancer's plan under the problem's schedule kind: the fastest of its cuts.
 Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
   std::optional<Proposal> best;
   std::optional<Error> refusal;
-  bool on_rung = false;
-  for (const internal::Trial& trial :
-       internal::trials(balancer, problem.recompute, problem.schedule)) {
-    if (trial.last_resort && on_rung) continue;
-    auto proposal = of_trial(trial, balancer, problem);
+  for (const internal::CutFor what : internal::cuts_for(balancer, problem.recompute)) {
+    auto proposal = of_one_cut(what, balancer, problem);
     if (!proposal) {
       refusal = proposal.error();  // the last cut recomputes most
       continue;
     }
-    on_rung = on_rung || trial.rungs_below.has_value();
-    const bool first = trial.what == internal::CutFor::kPlain;
+    const bool first = what == internal::CutFor::kPlain;
     if (first && problem.recompute == Recompute::kAuto &&
         !memory_matters(*proposal, balancer, problem)) {
       return proposal;
@@ -318,12 +286,6 @@ Expected<void> place_ranks(Proposal& proposal, const BalanceProblem& problem) {
 }
 
 }  // namespace
-
-Expected<Plan> internal::plan_of_cut(CutFor what, Balancer balancer,
-                                     const BalanceProblem& problem) {
-  DYNMO_ASSIGN(Proposal proposal, unjudged(what, balancer, problem));
-  return std::move(proposal.plan);
-}
 
 Expected<void> judge_again(Proposal& proposal, const BalanceProblem& problem) {
   DYNMO_ASSIGN(Judged judged, judge(problem.recompute, proposal.plan, problem.model,

@@ -13,17 +13,14 @@ namespace {
 using internal::Item;
 using internal::RankMemory;
 
-// The sets by rank; all of its layers where even they exceed a rank's memory.
-LayerSet sets_that_fit(const std::vector<RankMemory>& ranks, const cost::Cluster& cluster) {
+// The least sets by rank; all of its layers where even they exceed a rank's memory.
+LayerSet least_sets(const std::vector<RankMemory>& ranks, const cost::Cluster& cluster) {
   LayerSet layers;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const RankMemory& rank = ranks[r];
     const std::int64_t has = cluster.ranks[r].memory.value;
     std::vector<bool> chosen = rank.all();
-    if (rank.peak(chosen) <= has) {
-      chosen =
-          rank.stages > 1 ? internal::nested_set(rank, has) : internal::least_time_set(rank, has);
-    }
+    if (rank.peak(chosen) <= has) chosen = internal::least_time_set(rank, has);
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       if (chosen[i]) layers.push_back(rank.items[i].layer);
     }
@@ -113,7 +110,7 @@ Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
                       to_string(plan), minimum.value, format_bytes(minimum), r, has.value,
                       format_bytes(has));
   }
-  return sets_that_fit(ranks, cluster);
+  return least_sets(ranks, cluster);
 }
 
 Expected<Judged> judge(Recompute choice, const Plan& plan, const cost::ModelCost& model,
@@ -125,7 +122,7 @@ Expected<Judged> judge(Recompute choice, const Plan& plan, const cost::ModelCost
       return judged;
     }
     DYNMO_ASSIGN(const auto ranks, internal::memory_of(plan, model, micro_batches));
-    judged.recomputed = sets_that_fit(ranks, cluster);
+    judged.recomputed = least_sets(ranks, cluster);
   } else {
     judged.recomputed = all_layers(model);
   }

@@ -22,7 +22,7 @@ namespace dynmo::plan {
 enum class Recompute {
   kNone,
   kWhole,  // every layer but the first, which has no input to start from
-  kAuto,   // as few as fit every rank's memory
+  kAuto,   // the set with least time that fits every rank's memory
 };
 // Parses "none", "whole" or "auto". Returns kBadInput with these names.
 [[nodiscard]] Expected<Recompute> parse_recompute(std::string_view name);
@@ -54,17 +54,13 @@ using LayerSet = std::vector<LayerId>;  // ascending, without duplicates
                                                        int micro_batches, const LayerSet& layers,
                                                        sim::SimOptions options = {});
 
-// Returns the layers that `plan` recomputes. The given costs are without recomputation. With kAuto
-// no step is longer with more memory:
+// Returns the layers that `plan` recomputes. The given costs are without recomputation. With kAuto,
+// each rank gets the set that fits its memory with the least sum of forward times.
 //
-// - With one stage a rank, each rank gets the set that fits its memory with the least sum of
-//   forward times. A rank's memory depends only on its own layers and its own list. No step is
-//   faster if a stage is slower, so no set gives a shorter step. Exact by branch and bound. If that
-//   would exceed a fixed number of steps, the rank gets the best set found by then.
-// - With several stages, each rank gets as few as fit of its layers, in order of seconds a byte.
-// The
-//   sum is at most one layer above the least. A set of the least sum may lengthen a stage although
-//   it has more memory.
+// A rank's memory depends only on its own layers and the order of its own list. No step is faster
+// if a stage is slower. So with one stage a rank no set gives a shorter step. With several stages a
+// rank the work added to the rank is least. Exact by branch and bound. If that would exceed a fixed
+// number of steps, the rank gets the best set found by then. Deterministic.
 //
 // Returns kBadInput if the plan does not fit model or cluster. Returns kInfeasible (kAuto) with
 // rank and bytes if even recomputing all of a rank's layers does not fit.

@@ -255,39 +255,4 @@ std::vector<bool> least_time_set(const RankMemory& rank, std::int64_t limit, int
   return MinTime(rank, limit, max_sets).find();
 }
 
-std::vector<bool> nested_set(const RankMemory& rank, std::int64_t limit) {
-  std::vector<int> stashes(rank.stages, 1);  // by stage: most that recomputing lowers at once
-  for (const Point& point : rank.points) {
-    for (std::size_t s = 0; s < rank.stages; ++s) {
-      stashes[s] = std::max(stashes[s], point.held[s] - point.restored[s]);
-    }
-  }
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < rank.items.size(); ++i) {
-    if (rank.items[i].saved() > 0) order.push_back(i);
-  }
-  const auto price = [&](std::size_t i) {
-    const Item& item = rank.items[i];
-    return item.seconds / (static_cast<double>(item.saved()) * stashes[item.stage]);
-  };
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return price(a) < price(b); });
-  const auto first = [&](std::size_t count) {
-    std::vector<bool> chosen(rank.items.size(), false);
-    for (std::size_t k = 0; k < count; ++k) chosen[order[k]] = true;
-    return chosen;
-  };
-  std::size_t least = 0;
-  std::size_t most = order.size();
-  while (least < most) {
-    const std::size_t middle = least + (most - least) / 2;
-    if (rank.peak(first(middle)) <= limit) {
-      most = middle;
-    } else {
-      least = middle + 1;
-    }
-  }
-  return first(least);
-}
-
 }  // namespace dynmo::plan::internal

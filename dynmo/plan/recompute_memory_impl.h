@@ -76,9 +76,4 @@ inline constexpr int kMaxSets = 10'000;
 [[nodiscard]] std::vector<bool> least_time_set(const RankMemory& rank, std::int64_t limit,
                                                int max_sets = kMaxSets);
 
-// The shortest prefix of the layers by seconds a byte that fits `limit`: more memory takes layers
-// away and adds none. So no step of an order is longer with more memory, which a set of least
-// seconds may bring about where a rank has several stages. Requires the same.
-[[nodiscard]] std::vector<bool> nested_set(const RankMemory& rank, std::int64_t limit);
-
 }  // namespace dynmo::plan::internal

@@ -9,8 +9,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/plan/anneal_impl.h"
 #include "dynmo/plan/balance.h"
-#include "dynmo/plan/cuts_impl.h"
-#include "dynmo/plan/memory_ladder_impl.h"
+#include "dynmo/plan/propose.h"
 #include "dynmo/plan/search_impl.h"
 #include "dynmo/schedule/placement.h"
 
@@ -186,42 +185,28 @@ bool large(const SearchProblem& problem) {
          std::int64_t{6} * problem.cluster.size() * problem.micro_batches > kActionsAnEvaluation;
 }
 
-using Annealers = std::vector<std::unique_ptr<Annealer>>;
-
-// One anneal of the portfolio.
-struct AnnealJob {
-  const SearchProblem& problem;
-  const internal::Prefixes& model;
-  std::int64_t evaluations = 0;
-  std::uint64_t seed = 0;
-  const Annealers* from = nullptr;  // those of less memory, whose best layouts are starts
-  std::string_view remark = "";     // of the candidates
-};
-
 // A short anneal of every start, a longer one of the best third, and of the best third of those. A
 // large problem anneals only the best third of the starts at all: with a share for each, none would
-// get far. Returns the annealers, the best first.
-Annealers anneal_portfolio(const AnnealJob& job, Candidates& candidates, SearchResult& result) {
-  const SearchProblem& problem = job.problem;
+// get far.
+void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options,
+                      Recompute recompute, Candidates& candidates, SearchResult& result) {
+  if (!countable(problem)) return;
+  const internal::Prefixes model(problem.model, recompute);
   const std::vector<Placement> placements = portfolio(problem);
-  Annealers running;
+  std::vector<std::unique_ptr<Annealer>> running;
   // Where annealing ends depends much on where it starts: a larger budget first buys more starts.
-  const auto starts = std::clamp<std::int64_t>(job.evaluations / kEvaluationsAStart, 1, 8);
+  const auto starts = std::clamp<std::int64_t>(options.evaluations / kEvaluationsAStart, 1, 8);
   const bool few_runs = large(problem);
-  const std::int64_t budget = job.evaluations * kActionsAnEvaluation;
+  const std::int64_t budget = options.evaluations * kActionsAnEvaluation;
   const std::int64_t start_share =
       budget * (few_runs ? 1 : 3) / 4 / starts / static_cast<std::int64_t>(placements.size());
   std::uint64_t index = 0;
   for (std::int64_t start = 0; start < starts; ++start) {
     for (const Placement& one : placements) {
       running.push_back(
-          std::make_unique<Annealer>(one.name, job.model, problem.cluster, problem.micro_batches,
+          std::make_unique<Annealer>(one.name, model, problem.cluster, problem.micro_batches,
                                      one.ranks, few_runs ? Starts::kFilled : Starts::kLevel,
-                                     mix_key({0x5EA2C4, job.seed, index++}), start_share));
-      if (job.from == nullptr) continue;
-      for (const auto& other : *job.from) {
-        if (other->name() == one.name) running.back()->adopt(*other);
-      }
+                                     mix_key({0x5EA2C4, options.seed, index++}), start_share));
     }
   }
   std::int64_t spent = 0;
@@ -251,63 +236,9 @@ Annealers anneal_portfolio(const AnnealJob& job, Candidates& candidates, SearchR
     const auto best = std::find_if(running.begin(), running.end(),
                                    [&](const auto& other) { return other->name() == one.name; });
     if ((*best)->best() == Annealer::kInfeasible) continue;
-    candidates.try_plan(fmt::format("{}{}", one.name, job.remark), (*best)->plan());
+    const bool again = recompute == Recompute::kAuto;
+    candidates.try_plan(one.name + (again ? ", recomputed" : ""), (*best)->plan());
   }
-  return running;
-}
-
-// Whether 1F1B has a cut for the memory.
-bool has_cut(const SearchProblem& problem, const cost::Cluster& cluster, Recompute recompute) {
-  return balance(Balancer::kOptimal, {.model = problem.model,
-                                      .cluster = cluster,
-                                      .micro_batches = problem.micro_batches,
-                                      .recompute = recompute})
-      .has_value();
-}
-
-// Anneals for one rung of memory after the other, from the least that has a cut on, each from where
-// the one before has ended. No rung depends on how much memory there is beyond it, so more memory
-// only adds candidates.
-void anneal_ladder(const SearchProblem& problem, const SearchOptions& options, Recompute recompute,
-                   Candidates& candidates, SearchResult& result) {
-  constexpr int kShareOfARung = 8;
-  std::vector<cost::Cluster> rungs = {internal::at_rung(problem.cluster, 0)};
-  while (std::ssize(rungs) < internal::kRungs) {
-    cost::Cluster next = internal::at_rung(problem.cluster, static_cast<int>(rungs.size()));
-    if (!has_cut(problem, next, recompute)) break;
-    rungs.push_back(std::move(next));
-  }
-  const internal::Prefixes model(problem.model, recompute);
-  Annealers before;
-  for (auto rung = rungs.rbegin(); rung != rungs.rend(); ++rung) {
-    const SearchProblem lowered{problem.model, *rung, problem.micro_batches};
-    before = anneal_portfolio({.problem = lowered,
-                               .model = model,
-                               .evaluations = options.evaluations / kShareOfARung,
-                               .seed = options.seed,
-                               .from = &before,
-                               .remark = recompute == Recompute::kAuto ? ", recomputed" : ""},
-                              candidates, result);
-  }
-}
-
-// The orders of any cut and placement. Where even 1F1B lacks memory, annealing goes up the ladder:
-// where it ends depends on the memory by chance, too.
-void anneal(const SearchProblem& problem, const SearchOptions& options, bool lacks, bool tight,
-            Candidates& candidates, SearchResult& result) {
-  if (!countable(problem)) return;
-  const bool chooses = options.recompute == Recompute::kAuto;
-  const Recompute plain = chooses ? Recompute::kNone : options.recompute;
-  if (!lacks) {
-    const internal::Prefixes model(problem.model, plain);
-    anneal_portfolio({.problem = problem,
-                      .model = model,
-                      .evaluations = options.evaluations,
-                      .seed = options.seed},
-                     candidates, result);
-  }
-  if (lacks || (chooses && tight)) anneal_ladder(problem, options, plain, candidates, result);
-  if (chooses && tight) anneal_ladder(problem, options, Recompute::kAuto, candidates, result);
 }
 
 Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& options) {
@@ -329,25 +260,18 @@ bool lacks_memory(const SearchProblem& problem) {
   return even && !fits_memory(even->result, problem.cluster);
 }
 
-// Cuts in orders of the list scheduler, which annealing need not find where memory leaves it few:
-// for rungs of memory, as the ladder's.
+// The balancers' cuts in orders of the list scheduler, which annealing need not find where memory
+// leaves it few.
 void try_ordered_cuts(const SearchProblem& problem, Candidates& candidates) {
-  for (const Balancer balancer : {Balancer::kTime, Balancer::kOptimal, Balancer::kVPair}) {
-    for (const internal::CutFor what :
-         {internal::CutFor::kPlain, internal::CutFor::kWhole, internal::CutFor::kLeast}) {
-      if (balancer == Balancer::kTime && what == internal::CutFor::kLeast) continue;
-      for (int below = 0; below < internal::kRungs; ++below) {
-        const cost::Cluster rung = internal::at_rung(problem.cluster, below);
-        const auto ordered = internal::plan_of_cut(what, balancer,
-                                                   {.model = problem.model,
-                                                    .cluster = rung,
-                                                    .micro_batches = problem.micro_batches,
-                                                    .schedule = ScheduleKind::kAdaptive,
-                                                    .recompute = Recompute::kAuto});
-        if (!ordered) break;
-        candidates.try_plan(fmt::format("adaptive/{}", name(balancer)), *ordered);
-      }
-    }
+  for (const Balancer balancer : balancers()) {
+    if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
+    const auto ordered = propose(balancer, {.model = problem.model,
+                                            .cluster = problem.cluster,
+                                            .micro_batches = problem.micro_batches,
+                                            .schedule = ScheduleKind::kAdaptive,
+                                            .recompute = Recompute::kAuto});
+    if (!ordered) continue;
+    candidates.try_plan(fmt::format("adaptive/{}", name(balancer)), ordered->plan);
   }
 }
 
@@ -367,21 +291,25 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
     if (!judged && problem.current->schedule != ScheduleKind::kAdaptive) return judged.error();
     if (judged) candidates.enter("current", *problem.current, *std::move(judged));
   }
-  const bool lacks = wanted(ScheduleKind::kAdaptive) && lacks_memory(problem);
-  bool tight = lacks;
+  bool tight = options.schedule == ScheduleKind::kAdaptive && lacks_memory(problem);
   const internal::Templates templates = internal::templates(problem, options);
   for (const Error& refusal : templates.refusals) {
     candidates.refuse(refusal);
     tight = tight || refusal.code == ErrorCode::kInfeasible;
   }
   for (const internal::Template& made : templates.made) {
-    const bool recomputes = candidates.try_plan(made.name, made.plan);
+    const bool lacks = candidates.try_plan(made.name, made.plan);
     // GPipe keeps every micro-batch, which says nothing of the other schedules.
-    tight = tight || (made.plain && recomputes && made.plan.schedule != ScheduleKind::kGpipe);
+    tight = tight || (made.plain && lacks && made.plan.schedule != ScheduleKind::kGpipe);
   }
   if (wanted(ScheduleKind::kAdaptive)) {
     if (options.recompute == Recompute::kAuto) try_ordered_cuts(problem, candidates);
-    anneal(problem, options, lacks, tight, candidates, result);
+    const bool whole = options.recompute == Recompute::kWhole;
+    anneal_portfolio(problem, options, whole ? Recompute::kWhole : Recompute::kNone, candidates,
+                     result);
+    if (tight && options.recompute == Recompute::kAuto) {
+      anneal_portfolio(problem, options, Recompute::kAuto, candidates, result);
+    }
   }
   if (!candidates.won()) {
     return candidates.infeasible(wanted(ScheduleKind::kAdaptive) && countable(problem));

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <span>
 
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/cuts_impl.h"
-#include "dynmo/plan/memory_ladder_impl.h"
 #include "dynmo/plan/replayed_cut_impl.h"
 #include "dynmo/plan/search_impl.h"
 
@@ -13,10 +11,9 @@ namespace {
 
 using schedule::ScheduleKind;
 
-std::string_view remark_of(const Trial& trial, Recompute choice) {
-  if (choice != Recompute::kAuto || trial.what == CutFor::kPlain) return "";
-  if (trial.rungs_below) return " for less memory";
-  return trial.what == CutFor::kWhole ? " for all recomputed" : " for the least recomputed";
+std::string_view remark_of(CutFor what, Recompute choice) {
+  if (choice != Recompute::kAuto || what == CutFor::kPlain) return "";
+  return what == CutFor::kWhole ? " for all recomputed" : " for the least recomputed";
 }
 
 // Returns the actions that may be replayed for the cuts of one kind.
@@ -50,35 +47,27 @@ void append_cuts(Templates& templates, const SearchProblem& problem, const Searc
                                    ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
                                    : std::string(schedule::name(kind));
   const auto append = [&](Balancer balancer, const Plan* from, std::string_view remark) {
-    std::vector<Plan> of_rungs;
-    for (const Trial& trial : trials(balancer, choice, kind)) {
-      if (trial.last_resort && !of_rungs.empty()) continue;
-      const cost::Cluster cluster =
-          trial.rungs_below ? at_rung(problem.cluster, *trial.rungs_below) : problem.cluster;
-      const BalanceProblem asked{.model = problem.model,
-                                 .cluster = cluster,
-                                 .micro_batches = problem.micro_batches,
-                                 .schedule = kind,
-                                 .stages_per_rank = stages_per_rank,
-                                 .current = from};
-      auto cut = make_cut(trial.what, balancer, asked);
+    const BalanceProblem asked{.model = problem.model,
+                               .cluster = problem.cluster,
+                               .micro_batches = problem.micro_batches,
+                               .schedule = kind,
+                               .stages_per_rank = stages_per_rank,
+                               .current = from};
+    for (const CutFor what : cuts_for(balancer, choice)) {
+      auto cut = make_cut(what, balancer, asked);
       if (!cut) {
         templates.refusals.push_back(cut.error());
         continue;
       }
       std::vector<Rank> placed = placement(balancer, asked);
       Plan plan = make_plan(cut->counts, placed, problem.cluster.size(), kind);
-      if (trial.rungs_below) {
-        if (std::find(of_rungs.begin(), of_rungs.end(), plan) != of_rungs.end()) continue;
-        of_rungs.push_back(plan);
-      }
-      if (trial.what == CutFor::kPlain && !trial.rungs_below) {
+      if (what == CutFor::kPlain) {
         starts.push_back(cut->counts);
         ranks = std::move(placed);
       }
       templates.made.push_back(
-          {fmt::format("{}/{}{}{}", schedule, name(balancer), remark, remark_of(trial, choice)),
-           std::move(plan), trial.what == CutFor::kPlain});
+          {fmt::format("{}/{}{}{}", schedule, name(balancer), remark, remark_of(what, choice)),
+           std::move(plan), what == CutFor::kPlain});
     }
   };
   for (const Balancer balancer : balancers()) {
