@@ -124,7 +124,8 @@ TEST(Emit, RefusesWhatAFormCannotSayByName) {
   std::swap(swapped.stages[0].rank, swapped.stages[1].rank);
   Plan adaptive = even;
   adaptive.schedule = ScheduleKind::kAdaptive;
-  const Plan unlike = make_plan({2, 2, 4}, {Rank{0}, Rank{1}, Rank{0}}, 2, ScheduleKind::kAdaptive);
+  const Plan unlike =
+      make_plan({2, 2, 2, 2}, {Rank{0}, Rank{1}, Rank{2}, Rank{0}}, 3, ScheduleKind::kAdaptive);
   const Plan wave =
       make_plan(std::vector<int>(8, 1), schedule::wave_placement(2, 4), 2, ScheduleKind::kAdaptive);
   const auto titan = EmitForm::kTorchtitan;
@@ -166,7 +167,7 @@ TEST(Emit, RefusesWhatAFormCannotSayByName) {
   const auto form = parse_emit_form("torchtian");
   ASSERT_FALSE(form);
   EXPECT_EQ(form.error().message,
-            "form 'torchtian' is not known; did you mean 'torchtitan'?: wanted torchtitan, "
+            "form 'torchtian' is not known, did you mean 'torchtitan'?: wanted torchtitan, "
             "megatron, csv");
 }
 
