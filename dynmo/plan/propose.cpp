@@ -207,7 +207,8 @@ Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions
   SearchOptions effort{.evaluations = options.evaluations,
                        .seed = options.seed,
                        .recompute = problem.recompute,
-                       .accepts = options.accepts};
+                       .accepts = options.accepts,
+                       .replays_cuts = options.replays_cuts};
   if (options.schedules == ScheduleChoice::kAsGiven) effort.schedule = problem.schedule;
   DYNMO_ASSIGN(
       SearchResult found,

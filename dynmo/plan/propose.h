@@ -42,6 +42,7 @@ struct ProposeOptions {
   std::int64_t evaluations = SearchOptions{}.evaluations;
   std::uint64_t seed = SearchOptions{}.seed;
   const PlanFilter* accepts = nullptr;  // none: every plan
+  bool replays_cuts = false;            // kSearch only, as in SearchOptions
 };
 
 struct Proposal {

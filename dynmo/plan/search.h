@@ -46,6 +46,7 @@ struct SearchOptions {
   // recomputation.
   Recompute recompute = Recompute::kNone;
   const PlanFilter* accepts = nullptr;  // none: every plan
+  bool replays_cuts = false;            // a candidate of each template is the best cut by replay
 };
 
 struct SearchCandidate {

@@ -81,7 +81,7 @@ void append_cuts(Templates& templates, const SearchProblem& problem, const Searc
     append(Balancer::kDiffusionParameters, problem.current, " from current");
     append(Balancer::kDiffusionTime, problem.current, " from current");
   }
-  if (!starts.empty()) {
+  if (options.replays_cuts && !starts.empty()) {
     append_replayed(templates, problem, kind, schedule, ranks, starts, replays_of(options));
   }
 }

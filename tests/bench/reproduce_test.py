@@ -126,7 +126,7 @@ print(json.dumps({{"runs": runs, "speedup": 1 + 0.25 * n, "best": 2.0, "overhead
         before = reproduce.processor_seconds()
         subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
         machine, own = (end - begin for begin, end in zip(before, reproduce.processor_seconds()))
-        self.assertGreaterEqual(own, 0.5)
+        self.assertGreater(own, 0.49)  # sums of clocks
         self.assertGreater(machine, 0.9 * own)
 
     def test_a_command_may_need_another_one_before(self):

@@ -29,6 +29,7 @@ Expected<Proposal> find_proposal(const Question& question, const cost::ModelCost
   options.schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest;
   options.rank_order = question.place ? RankOrder::kBest : RankOrder::kPermuteEqual;
   options.evaluations = question.evaluations;
+  options.replays_cuts = question.whole_blocks;
   const PlanFilter sayable = [&](const Plan& plan) {
     return check_emit(*question.form, {.plan = plan, .model = model});
   };
@@ -237,6 +238,7 @@ Expected<void> set_granularity(Question& question, std::optional<std::string> na
     question.with_slices = cost::joined_blocks(question.model, cost::HeadSlices::kApart);
   }
   question.model = cost::joined_blocks(question.model);
+  question.whole_blocks = true;
   question.head_slices = 1;
   question.sliced = [](std::int64_t) -> Expected<cost::ModelCost> {
     return make_error(ErrorCode::kBadInput, "a plan of whole blocks has a whole head");

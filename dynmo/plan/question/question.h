@@ -56,6 +56,7 @@ struct Question {
   std::string size_key = "--micro-batch-size";  // that sets it
   std::string ranks_key = "--ranks";            // that sets their number
   std::optional<EmitForm> form;                 // only plans that it can express
+  bool whole_blocks = false;                    // set_granularity() has joined the layers
   // Costs with the slices of the head if blocks are joined, for the cost of joining the slices.
   std::optional<cost::ModelCost> with_slices;
 };
