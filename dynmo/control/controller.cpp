@@ -313,13 +313,17 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   budget_.planned = true;
   budget_.moved = decision.migrate;
   drift_.decided_at = observed_;
+  // Released ranks are worth their time if the policy releases any.
+  const double gain_s = options_.policy.rank_use == RankUse::kFewest
+                            ? gain_of_step(decision)
+                            : decision.current_step_s - decision.planned_step_s;
   if (decision.too_expensive) {
-    forgone_.a_step_s = gain_of_step(decision);
+    forgone_.a_step_s = gain_s;
     forgone_.cost_s = decision.cost_s;
   } else {
     forgone_.a_step_s = forgone_.sum_s = 0;
   }
-  drift_.gain_s = decision.migrate ? 0 : std::max(0.0, gain_of_step(decision));
+  drift_.gain_s = decision.migrate ? 0 : std::max(0.0, gain_s);
   drift_.fruitless = decision.migrate ? 0 : drift_.fruitless + (decision.too_expensive ? 0 : 1);
   drift_.noisy_window = decision.within_noise ? profiler_.steps() : 0;
   drift_.stages = decision.plan.stages;
