@@ -164,7 +164,7 @@ TEST(IdleKeys, OfTheOtherSourcesAreRefusedByName) {
             "wanted early_exit.threshold = 0, or no early_exit.survivors");
   EXPECT_EQ(refusal(EarlyExitOptions{.warm_up = 3, .threshold = 1}),
             "early_exit.warm_up is 3 with early_exit.threshold = 1, which does not use it: wanted "
-            "early_exit.threshold = 0, or no early_exit.warm_up");
+            "an early_exit.threshold below 1, or no early_exit.warm_up");
   EXPECT_EQ(refusal(PruningOptions{.start = 10, .end = 10, .initial_sparsity = 0.5}),
             "pruning.initial_sparsity is 0.5 with pruning.start = pruning.end, which does not use "
             "it: wanted a later pruning.end, or no pruning.initial_sparsity");
