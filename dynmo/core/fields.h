@@ -244,7 +244,7 @@ template <typename T>
   } else if constexpr (requires { value.value; }) {  // an id, or bytes
     return value.value;
   } else {
-    return value;
+    return Json(value);
   }
 }
 

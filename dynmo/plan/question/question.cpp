@@ -226,7 +226,7 @@ Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& 
   return {};
 }
 
-Expected<void> set_granularity(Question& question, std::optional<std::string> name) {
+Expected<void> set_granularity(Question& question, const std::optional<std::string>& name) {
   const bool whole = question.form && takes_whole_blocks(*question.form);
   const std::string granularity = name.value_or(whole ? "block" : "half");
   if (granularity == "half") return {};

@@ -85,7 +85,8 @@ void set_cluster(Question& question, cost::Cluster cluster, std::optional<double
 // Sets the layers that move on their own. "half" keeps the model's layers. "block" joins them to
 // whole blocks and a whole head. No name means "block" if the question's form takes whole blocks,
 // else "half". Call it before set_from(). Returns kBadInput for another name.
-[[nodiscard]] Expected<void> set_granularity(Question& question, std::optional<std::string> name);
+[[nodiscard]] Expected<void> set_granularity(Question& question,
+                                             const std::optional<std::string>& name);
 
 // Sets the plan in force, on the offered number of ranks. Returns kBadInput with `origin` for other
 // layers than the model's, an absent rank, or an order that cannot run.
