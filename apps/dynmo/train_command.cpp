@@ -111,7 +111,7 @@ std::vector<std::string> settings_of(const TrainFlags& flags) {
   return settings;
 }
 
-// Whether a flag says how many ranks there are.
+// Returns whether a flag sets the number of ranks.
 bool gives_ranks(const TrainFlags& flags) {
   return std::ranges::any_of(settings_of(flags), [](const std::string& setting) {
     return setting.starts_with("pipeline.ranks=");

@@ -31,9 +31,9 @@ void list_columns(auto& sample, auto& visit) {
   visit("input_gradient_s", sample.time.input_gradient_s, kColumnSeconds);
   visit("weight_gradient_s", sample.time.weight_gradient_s, kColumnSeconds);
   visit("update_s", sample.update_s, kColumnSeconds);
-  // Where they were measured: in models whose boundaries change.
+  // Measured only in models whose boundaries change.
   visit.left_out("boundary_bytes", sample.boundary_bytes, Bytes{0}, kColumnBytes);
-  // Where sources have counted it.
+  // Written only if sources have counted it.
   visit.left_out("work", sample.work, 0, kColumnWork);
 }
 

@@ -163,7 +163,7 @@ class Adviser {
     if (!alone) advice.layer.clear();
   }
 
-  // Where the plans in question are of another balancer.
+  // Names the optimal cut if the plans are of another balancer and slower.
   [[nodiscard]] std::optional<Remedy> by_optimal_cut(double now_s) const {
     if (problem_.plans.empty()) return std::nullopt;
     const auto with_s = step_s(problem_.models, problem_.cluster, {});
@@ -185,7 +185,7 @@ class Adviser {
     return best;
   }
 
-  // Layers that are too heavy for so many ranks take no longer on fewer, the first ones of them.
+  // Names fewer ranks if the layers are too heavy for so many. The step takes no longer there.
   [[nodiscard]] std::optional<Remedy> fewer_ranks(const Advice& advice) const {
     const bool coarse = advice.limit == StepLimit::kLayer || advice.limit == StepLimit::kCut ||
                         advice.limit == StepLimit::kHead || advice.limit == StepLimit::kSlowRank;

@@ -49,7 +49,7 @@ Error cannot(EmitForm form, fmt::format_string<Args...> text, Args&&... args) {
                     fmt::format(text, std::forward<Args>(args)...));
 }
 
-// Whether the layers have DynMo's names, from the embedding to the head.
+// Returns whether the layers have DynMo's names, from the embedding to the head.
 bool has_own_names(const cost::ModelCost& model) {
   return std::ranges::all_of(model.layers, [](const cost::LayerCost& layer) {
     const std::string_view module = cost::module_of(layer.name);

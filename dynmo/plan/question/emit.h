@@ -25,7 +25,7 @@ enum class EmitForm {
 [[nodiscard]] std::span<const EmitForm> emit_forms();
 [[nodiscard]] std::string_view name(EmitForm form);
 [[nodiscard]] Expected<EmitForm> parse_emit_form(std::string_view name);
-// Whether stages of the form are lists of whole modules.
+// Returns whether stages of the form are lists of whole modules.
 [[nodiscard]] bool takes_whole_blocks(EmitForm form);
 
 enum class ModuleNames {
