@@ -285,7 +285,7 @@ TRAIN = [
     ("train --data data --checkpoint.keep 5", 2, "checkpoint.keep is 5 with checkpoint.every = 0"),
     ("train --data data --train.init nowhere TINY", 4, "nowhere"),
     ("train --data data --out . TINY", 2, "which is of no run: wanted another --out"),
-    ("train --data data --out . --overwrite TINY", 2, "which is of no run: wanted another --out"),
+    ("train --data data --out texts --overwrite TINY", 2, "which is of no run: wanted another --out"),
     ("train --data data --out data TINY", 2, "'data' holds 'data/dataset.json', which is of no run"),
     ("train --data data --out texts/a.txt TINY", 2, "texts/a.txt"),
     ("train --data data/train.bin TINY", 2, "data.vocabulary is not set"),
