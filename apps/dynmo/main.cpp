@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `dynmo`: loads nothing of libtorch, so that it starts at once.
+#include "apps/dynmo/config_command.h"
 #include "apps/dynmo/ctl_command.h"
 #include "apps/dynmo/data_command.h"
 #include "apps/dynmo/plan_command.h"
@@ -16,6 +17,7 @@ int main(int argc, char** argv) {
     add_plan_command(app, chosen);
     add_simulate_command(app, chosen);
     add_runtime_commands(app, argv, chosen);
+    add_config_command(app, chosen);
     add_ctl_command(app, chosen);
     add_report_command(app, chosen);
     add_trace_command(app, chosen);

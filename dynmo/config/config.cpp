@@ -208,6 +208,8 @@ std::vector<TomlKey> run_keys(Config& c) {
       {"run.device", &c.run.device, Names{"cpu", "cuda", "emulated"}},
       {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},
       {"run.load_trace", &c.run.load_trace, steps_or_0("none")},
+      {"run.tensorboard", &c.run.tensorboard},
+      {"run.prometheus", &c.run.prometheus},
   };
 }
 

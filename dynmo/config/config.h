@@ -134,6 +134,8 @@ struct Config {
     std::string device = "cpu";    // or "cuda", or "emulated"
     std::int64_t trace_steps = 4;  // last steps in the trace
     std::int64_t load_trace = 10;  // steps between two lines of the load trace; 0: none
+    bool tensorboard = false;      // event files in RUN/tensorboard
+    bool prometheus = false;       // metrics in RUN/metrics
   } run;
 };
 

@@ -11,25 +11,26 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stop_token>
-#include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/observe/step_record.h"
-#include "dynmo/process/sockets.h"
+#include "dynmo/process/append_file.h"
 
 namespace dynmo::observe {
 
 struct RecordWriterOptions {
-  enum class Start { kEmpty, kAppend };
+  using Start = process::AppendFile::Start;
   Start start = Start::kEmpty;       // kAppend first removes a half-written line
   std::size_t queue_records = 4096;  // if more wait for the disk, they are omitted
+  // Also called with each record, by the writer's thread.
+  std::function<void(const StepRecord&)> also = {};
 };
 
 // Any thread may write. One thread closes, after all others have stopped writing.
@@ -56,17 +57,14 @@ class RecordWriter {
   [[nodiscard]] Expected<void> close();
 
  private:
-  RecordWriter(std::filesystem::path path, process::UniqueFd file, std::int64_t size,
-               std::size_t queue_records);
+  RecordWriter(process::AppendFile file, const RecordWriterOptions& options);
   void run(const std::stop_token& stop);
   void write_batch(const std::vector<StepRecord>& batch);
-  [[nodiscard]] bool append(std::string_view lines);
   void leave_out(std::size_t records, const Error& why);
 
-  std::filesystem::path path_;
-  process::UniqueFd file_;
-  std::int64_t size_;  // of the whole lines in the file; used by the thread only
+  process::AppendFile file_;  // used by the thread only
   std::size_t queue_records_;
+  std::function<void(const StepRecord&)> also_;
   mutable std::mutex mutex_;  // guards queue_, missing_, closed_, failure_, reported_
   std::condition_variable_any filled_;
   std::vector<StepRecord> queue_;

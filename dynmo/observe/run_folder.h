@@ -39,6 +39,14 @@ class RunFolder {
   [[nodiscard]] Path records_of(WorldRank rank) const {
     return records() / fmt::format("rank-{}.jsonl", rank);
   }
+  // Returns the folders of TensorBoard's events: of the run, and of a rank.
+  [[nodiscard]] Path tensorboard() const { return root_ / "tensorboard"; }
+  [[nodiscard]] Path tensorboard_of(WorldRank rank) const {
+    return tensorboard() / fmt::format("rank-{}", rank);
+  }
+  [[nodiscard]] Path prometheus_of(WorldRank rank) const {
+    return root_ / "metrics" / fmt::format("rank-{}.prom", rank);
+  }
   // Returns the file for a run that began or was resumed at a step.
   [[nodiscard]] Path load_trace(std::int64_t first_step) const {
     return root_ / (first_step > 0 ? fmt::format("load-trace-{:08}.jsonl", first_step)

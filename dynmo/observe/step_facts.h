@@ -46,35 +46,42 @@ enum class OverSteps { kNothing, kMean, kSum };
 
 using FactField = std::variant<double StepFacts::*, int StepFacts::*, Bytes StepFacts::*>;
 
+// Whether a number is of one rank, or of the run and equal on all ranks.
+enum class MetricOf { kRun, kRank };
+
 struct StepFact {
   std::string_view name;  // in records and summaries
   FactField field;
+  MetricOf of = MetricOf::kRun;
   OverSteps over_steps = OverSteps::kNothing;
   // The label of its line in the report of a run, or "" if it has no separate line.
   std::string_view report_label = {};
+  std::string_view tag = {};  // TensorBoard's; "": dynmo/NAME
 };
 
 inline constexpr auto kStepFacts = std::to_array<StepFact>({
-    {"loss", &StepFacts::loss},
-    {"step_s", &StepFacts::step_s},
+    {"loss", &StepFacts::loss, MetricOf::kRun, OverSteps::kNothing, "",
+     "loss_metrics/global_avg_loss"},
+    {"step_s", &StepFacts::step_s, MetricOf::kRank},
     {"predicted_s", &StepFacts::predicted_s},
-    {"busy_s", &StepFacts::busy_s},
-    {"idle_s", &StepFacts::idle_s},
+    {"busy_s", &StepFacts::busy_s, MetricOf::kRank},
+    {"idle_s", &StepFacts::idle_s, MetricOf::kRank},
     {"frozen_layers", &StepFacts::frozen_layers},
-    {"imbalance", &StepFacts::imbalance, OverSteps::kMean},
-    {"bubble", &StepFacts::bubble, OverSteps::kMean},
-    {"memory_bytes", &StepFacts::memory_bytes},
-    {"profile_s", &StepFacts::profile_s, OverSteps::kSum},
-    {"plan_s", &StepFacts::plan_s, OverSteps::kSum},
-    {"migrate_s", &StepFacts::migrate_s, OverSteps::kSum},
-    {"moved_layers", &StepFacts::moved_layers, OverSteps::kSum},
-    {"moved_bytes", &StepFacts::moved_bytes, OverSteps::kSum},
-    {"reduction_s", &StepFacts::reduction_s, OverSteps::kSum},
-    {"checkpoint_s", &StepFacts::checkpoint_s, OverSteps::kSum},
-    {"sent_bytes", &StepFacts::sent_bytes},
-    {"update_s", &StepFacts::update_s, OverSteps::kSum, "updates"},
-    {"gradient_norm", &StepFacts::gradient_norm},
-    {"learning_rate", &StepFacts::learning_rate},
+    {"imbalance", &StepFacts::imbalance, MetricOf::kRun, OverSteps::kMean},
+    {"bubble", &StepFacts::bubble, MetricOf::kRun, OverSteps::kMean},
+    {"memory_bytes", &StepFacts::memory_bytes, MetricOf::kRank},
+    {"profile_s", &StepFacts::profile_s, MetricOf::kRank, OverSteps::kSum},
+    {"plan_s", &StepFacts::plan_s, MetricOf::kRank, OverSteps::kSum},
+    {"migrate_s", &StepFacts::migrate_s, MetricOf::kRank, OverSteps::kSum},
+    {"moved_layers", &StepFacts::moved_layers, MetricOf::kRun, OverSteps::kSum},
+    {"moved_bytes", &StepFacts::moved_bytes, MetricOf::kRun, OverSteps::kSum},
+    {"reduction_s", &StepFacts::reduction_s, MetricOf::kRank, OverSteps::kSum},
+    {"checkpoint_s", &StepFacts::checkpoint_s, MetricOf::kRank, OverSteps::kSum},
+    {"sent_bytes", &StepFacts::sent_bytes, MetricOf::kRank},
+    {"update_s", &StepFacts::update_s, MetricOf::kRank, OverSteps::kSum, "updates"},
+    {"gradient_norm", &StepFacts::gradient_norm, MetricOf::kRun, OverSteps::kNothing, "",
+     "grad_norm"},
+    {"learning_rate", &StepFacts::learning_rate, MetricOf::kRun, OverSteps::kNothing, "", "lr"},
 });
 
 // Selects the facts of an object in JSON: all of a step, or those that a run has (OverSteps).

@@ -69,7 +69,12 @@ RunLog::RunLog(const config::Config& config, observe::RunHistory::Run run,
                 .trace_steps = config.run.trace_steps,
                 .load_trace_every = config.run.load_trace},
       folder_(std::move(folder)),
-      history_(std::move(run)) {}
+      history_(std::move(run)) {
+  if (!config.run.tensorboard && !config.run.prometheus) return;
+  metrics_ = std::make_unique<observe::MetricsLog>(
+      folder_, rank, observe::MetricsLog::Outputs{config.run.tensorboard, config.run.prometheus});
+  if (rank == WorldRank(0)) metrics_->lead();
+}
 
 Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory::Run run,
                               observe::RunFolder folder, WorldRank rank, std::int64_t first_step,
@@ -97,8 +102,13 @@ Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory:
 }
 
 Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
-  DYNMO_ASSIGN(records_,
-               observe::RecordWriter::open(folder_.records_of(settings_.rank), {.start = start}));
+  observe::RecordWriterOptions options{.start = start};
+  if (metrics_) {
+    options.also = [metrics = metrics_.get()](const observe::StepRecord& record) {
+      metrics->add(record);
+    };
+  }
+  DYNMO_ASSIGN(records_, observe::RecordWriter::open(folder_.records_of(settings_.rank), options));
   closed_ = false;
   return {};
 }
@@ -106,6 +116,7 @@ Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
 Expected<void> RunLog::lead() {
   history_ = observe::RunHistory(history_.run());
   whole_ = false;
+  if (metrics_) metrics_->lead();
   const auto written = observe::read_events(folder_.events(), observe::EventsOf::kTakeOver);
   std::set<std::string> known;
   if (written) {
@@ -138,6 +149,7 @@ void RunLog::event(std::string_view kind, std::int64_t step, const Json& more) {
     return;
   }
   events_->add(kind, step, more);
+  if (metrics_) metrics_->event(kind, step, more);
   fold(kind, step, more);
 }
 
@@ -191,6 +203,9 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
     record.checkpoint_s = pause_s - recorded_.pause_s;
     recorded_.pause_s = pause_s;
   }
+  if (metrics_) {
+    metrics_->set_ranks(group.pipeline().plan().ranks * history_.run().replicas);
+  }
   records_->write(record);
 }
 
@@ -210,6 +225,11 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
   if (!load_fault.empty()) lines.push_back(load_fault);
   if (const auto failure = records_->take_failure()) {
     lines.push_back(fmt::format("records  {}; training goes on", failure->message));
+  }
+  if (metrics_) {
+    if (const auto failure = metrics_->take_failure()) {
+      lines.push_back(fmt::format("metrics  {}; training goes on", *failure));
+    }
   }
   if (events_) {
     if (const auto failure = events_->take_failure()) {
@@ -297,6 +317,7 @@ RunLog::Closed RunLog::close() {
   Closed closed;
   closed_ = true;
   if (const auto done = records_->close(); !done) closed.records = done.error().message;
+  if (metrics_) metrics_->flush();
   if (!load_trace_) return closed;
   if (const auto done = load_trace_->close(); !done) closed.load_trace = done.error().message;
   return closed;

@@ -20,6 +20,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/observe/event_log.h"
 #include "dynmo/observe/load_trace_writer.h"
+#include "dynmo/observe/metrics/metrics_log.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/run_history.h"
@@ -124,6 +125,7 @@ class RunLog {
 
   Settings settings_;
   observe::RunFolder folder_;
+  std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
   std::unique_ptr<observe::RecordWriter> records_;
   observe::RunHistory history_;
   bool whole_ = false;        // the history has every step and event

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/metrics/metrics.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <string_view>
+
+namespace dynmo::observe {
+namespace {
+
+const StepFact* fact_of(std::string_view key) {
+  const auto* found = std::ranges::find(kStepFacts, key, &StepFact::name);
+  return found == kStepFacts.end() ? nullptr : found;
+}
+
+// The fields of a record that are no facts are of the run, except the position of a rank's layers.
+MetricOf scope_of(const StepFact* fact, std::string_view key) {
+  if (fact != nullptr) return fact->of;
+  return key == "first_layer" || key == "layers" ? MetricOf::kRank : MetricOf::kRun;
+}
+
+// "dynmo_busy_seconds" of "busy_s". Characters that Prometheus does not allow become "_".
+std::string prometheus_name(std::string_view key) {
+  const bool seconds = key.ends_with("_s");
+  std::string name = fmt::format("dynmo_{}", key.substr(0, key.size() - (seconds ? 2 : 0)));
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return seconds ? name + "_seconds" : name;
+}
+
+}  // namespace
+
+std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of, int ranks) {
+  std::vector<Metric> metrics;
+  const auto add = [&](std::string_view key, std::string tag, double value) {
+    if (std::isfinite(value)) metrics.push_back({std::move(tag), prometheus_name(key), value});
+  };
+  const auto add_json = [&](std::string_view key, std::string_view tag, const Json& value) {
+    if (!value.is_number() && !value.is_boolean()) return;
+    add(key, tag.empty() ? fmt::format("dynmo/{}", key) : std::string(tag),
+        value.is_boolean() ? double{value.get<bool>()} : value.get<double>());
+  };
+  const Json json = record_json(record);
+  for (const auto& [key, value] : json.items()) {
+    if (key == "step" || key == "rank") continue;
+    const StepFact* fact = fact_of(key);
+    if (scope_of(fact, key) == of) add_json(key, fact == nullptr ? "" : fact->tag, value);
+  }
+  if (of == MetricOf::kRank) return metrics;
+  for (const auto& [source, figures] : record.sources.items()) {
+    for (const auto& [key, value] : figures.items()) {
+      add_json(fmt::format("{}/{}", source, key), "", value);
+    }
+  }
+  const auto tokens = static_cast<double>(record.tokens);
+  add("ranks", "dynmo/ranks", ranks);
+  add("tokens_seen", "ntokens_seen", tokens * static_cast<double>(record.step + 1));
+  if (record.step_s > 0 && ranks > 0) {
+    // As torchtitan defines it: of one device.
+    add("tokens_per_second_per_rank", "throughput(tps)", tokens / record.step_s / ranks);
+    add("end_to_end_s", "time_metrics/end_to_end(s)", record.step_s);
+  }
+  return metrics;
+}
+
+}  // namespace dynmo::observe

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dynmo/observe/metrics/metrics_log.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+#include "dynmo/core/files.h"
+
+namespace dynmo::observe {
+namespace {
+
+// Readers of the file for Prometheus ask every few seconds.
+constexpr std::chrono::seconds kPrometheusInterval(1);
+
+// Returns the metrics of an event. Most events have none.
+std::vector<Metric> metrics_of_event(std::string_view kind, const Json& more) {
+  if (kind == "validation" && more.is_object() && more.contains("loss") &&
+      more["loss"].is_number()) {
+    return {{"validation_metrics/loss", "dynmo_validation_loss", more["loss"].get<double>()}};
+  }
+  return {};
+}
+
+// Replaces a file at once, so that no reader sees half of it. (It need not outlive a crash.)
+Expected<void> replace_file(const std::filesystem::path& path, const std::string& text) {
+  const std::filesystem::path partial = path.string() + ".partial";
+  std::ofstream file(partial, std::ios::trunc);
+  file << text << std::flush;
+  std::error_code fault;
+  if (file) std::filesystem::rename(partial, path, fault);
+  if (file && !fault) return {};
+  return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
+                    fault ? fault.message() : std::strerror(errno));
+}
+
+}  // namespace
+
+void MetricsLog::lead() {
+  const std::scoped_lock lock(mutex_);
+  leads_ = true;
+}
+
+void MetricsLog::set_ranks(int ranks) {
+  const std::scoped_lock lock(mutex_);
+  ranks_ = ranks;
+}
+
+void MetricsLog::add(const StepRecord& record) {
+  const std::scoped_lock lock(mutex_);
+  newest_.clear();
+  for (const MetricOf of : {MetricOf::kRun, MetricOf::kRank}) {
+    if (of == MetricOf::kRun && !leads_) continue;
+    std::vector<PrometheusLabel> labels{{"run", folder_.root().string()}};
+    if (of == MetricOf::kRank) labels.push_back({"rank", fmt::format("{}", rank_)});
+    newest_.push_back({prometheus_labels(labels), metrics_of(record, of, ranks_)});
+    Points* points = points_of(of, record.step);
+    if (points == nullptr) continue;
+    if (record.step <= points->newest) note(points->file->drop_from(record.step));
+    points->newest = record.step;
+    note(points->file->add(record.step, newest_.back().metrics));
+  }
+  MetricGroup& group = newest_.front();
+  group.metrics.push_back(
+      {"", leads_ ? "dynmo_step" : "dynmo_rank_step", static_cast<double>(record.step)});
+  unwritten_ = true;
+  if (std::chrono::steady_clock::now() - written_ >= kPrometheusInterval) write_prometheus();
+}
+
+void MetricsLog::event(std::string_view kind, std::int64_t step, const Json& more) {
+  const std::scoped_lock lock(mutex_);
+  if (!leads_) return;
+  const std::vector<Metric> metrics = metrics_of_event(kind, more);
+  for (const Metric& metric : metrics) {
+    std::erase_if(of_events_, [&](const Metric& old) { return old.name == metric.name; });
+    of_events_.push_back(metric);
+  }
+  Points* points = points_of(MetricOf::kRun, step);
+  if (points == nullptr) return;
+  if (kind == "recovery" && step <= points->newest) {
+    note(points->file->drop_from(step));
+    points->newest = step - 1;
+  }
+  if (!metrics.empty()) note(points->file->add(step, metrics));
+  const std::string text = more.is_object() ? more.dump() : "{}";
+  note(points->file->add_text(step, "dynmo/events", fmt::format("**{}** `{}`", kind, text)));
+}
+
+void MetricsLog::flush() {
+  const std::scoped_lock lock(mutex_);
+  if (unwritten_) write_prometheus();
+}
+
+std::optional<std::string> MetricsLog::take_failure() {
+  const std::scoped_lock lock(mutex_);
+  if (!failure_ || std::exchange(told_, true)) return std::nullopt;
+  return failure_;
+}
+
+void MetricsLog::note(const Expected<void>& done) {
+  if (!done && !failure_) failure_ = done.error().message;
+}
+
+MetricsLog::Points* MetricsLog::points_of(MetricOf of, std::int64_t step) {
+  if (!outputs_.tensorboard) return nullptr;
+  Points& points = of == MetricOf::kRun ? of_run_ : of_rank_;
+  if (points.file) return &points;
+  const auto folder = of == MetricOf::kRun ? folder_.tensorboard() : folder_.tensorboard_of(rank_);
+  if (const auto made = make_directories(folder); !made) {
+    note(made);
+    return nullptr;
+  }
+  auto opened = EventFile::create(folder);
+  if (!opened) {
+    note(opened.error());
+    return nullptr;
+  }
+  points = {.file = *std::move(opened), .newest = step - 1};
+  note(points.file->drop_from(step));
+  return &points;
+}
+
+void MetricsLog::write_prometheus() {
+  unwritten_ = false;
+  written_ = std::chrono::steady_clock::now();
+  if (!outputs_.prometheus) return;
+  std::vector<MetricGroup> groups = newest_;
+  if (leads_ && !groups.empty()) {
+    auto& of_run = groups.front().metrics;
+    of_run.insert(of_run.end(), of_events_.begin(), of_events_.end());
+  }
+  const auto path = folder_.prometheus_of(rank_);
+  if (const auto made = make_directories(path.parent_path()); !made) return note(made);
+  note(replace_file(path, prometheus_text(groups)));
+}
+
+}  // namespace dynmo::observe

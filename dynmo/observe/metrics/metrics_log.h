@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Writes the metrics of one rank while it trains: RUN/tensorboard, RUN/metrics (docs/formats.md).
+// Every rank writes its own numbers, the leader also those of the run and its events. A full or
+// slow disk does not end the run: what does not fit is omitted.
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
+#include "dynmo/core/json.h"
+#include "dynmo/observe/metrics/event_file.h"
+#include "dynmo/observe/metrics/prometheus.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/step_record.h"
+
+namespace dynmo::observe {
+
+// Any thread may call any function, one at a time waits for the disk.
+class MetricsLog {
+ public:
+  struct Outputs {
+    bool tensorboard = false;
+    bool prometheus = false;
+  };
+  MetricsLog(RunFolder folder, WorldRank rank, Outputs outputs)
+      : folder_(std::move(folder)), rank_(rank), outputs_(outputs) {}
+  // Makes this rank write the run's numbers and events from now on.
+  void lead();
+  // Sets the number of ranks that train.
+  void set_ranks(int ranks);
+  // Adds the record of a step.
+  void add(const StepRecord& record);
+  // Adds an event of the run, as the event log has it, if this rank leads.
+  void event(std::string_view kind, std::int64_t step, const Json& more);
+  // Writes the newest step to the file for Prometheus.
+  void flush();
+  // Returns why a metric could not be written, once.
+  [[nodiscard]] std::optional<std::string> take_failure();
+
+ private:
+  struct Points {
+    std::optional<EventFile> file;
+    std::int64_t newest = 0;  // step
+  };
+  // Each requires the lock.
+  void note(const Expected<void>& done);
+  // Returns the points of TensorBoard to which a step is added next, or nullptr if there are none.
+  [[nodiscard]] Points* points_of(MetricOf of, std::int64_t step);
+  void write_prometheus();
+
+  const RunFolder folder_;
+  const WorldRank rank_;
+  const Outputs outputs_;
+  std::mutex mutex_;  // guards all below
+  bool leads_ = false;
+  int ranks_ = 0;
+  Points of_rank_;
+  Points of_run_;
+  std::vector<MetricGroup> newest_;
+  std::vector<Metric> of_events_;  // the newest value of each
+  std::chrono::steady_clock::time_point written_;
+  bool unwritten_ = false;  // newest_ is not in the file
+  std::optional<std::string> failure_;
+  bool told_ = false;
+};
+
+}  // namespace dynmo::observe
