@@ -69,12 +69,10 @@ RunLog::RunLog(const config::Config& config, observe::RunHistory::Run run,
                 .trace_steps = config.run.trace_steps,
                 .load_trace_every = config.run.load_trace},
       folder_(std::move(folder)),
-      history_(std::move(run)) {
-  if (!config.run.tensorboard && !config.run.prometheus) return;
-  metrics_ = std::make_unique<observe::MetricsLog>(
-      folder_, rank, observe::MetricsLog::Outputs{config.run.tensorboard, config.run.prometheus});
-  if (rank == WorldRank(0)) metrics_->lead();
-}
+      history_(std::move(run)),
+      metrics_(observe::make_metrics_log(
+          folder_, rank,
+          {.tensorboard = config.run.tensorboard, .prometheus = config.run.prometheus})) {}
 
 Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory::Run run,
                               observe::RunFolder folder, WorldRank rank, std::int64_t first_step,
@@ -102,13 +100,9 @@ Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory:
 }
 
 Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
-  observe::RecordWriterOptions options{.start = start};
-  if (metrics_) {
-    options.also = [metrics = metrics_.get()](const observe::StepRecord& record) {
-      metrics->add(record);
-    };
-  }
-  DYNMO_ASSIGN(records_, observe::RecordWriter::open(folder_.records_of(settings_.rank), options));
+  DYNMO_ASSIGN(records_, observe::RecordWriter::open(
+                             folder_.records_of(settings_.rank),
+                             {.start = start, .also = observe::record_sink(metrics_.get())}));
   closed_ = false;
   return {};
 }

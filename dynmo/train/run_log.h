@@ -125,9 +125,9 @@ class RunLog {
 
   Settings settings_;
   observe::RunFolder folder_;
+  observe::RunHistory history_;
   std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
   std::unique_ptr<observe::RecordWriter> records_;
-  observe::RunHistory history_;
   bool whole_ = false;        // the history has every step and event
   std::vector<Noted> noted_;  // on other ranks than the leader, since the newest step
   std::optional<observe::RunHistory::Validation> validation_;  // the newest

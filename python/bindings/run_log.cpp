@@ -18,6 +18,7 @@
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/event_log.h"
 #include "dynmo/observe/load_trace_writer.h"
+#include "dynmo/observe/metrics/metrics_log.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_events.h"
 #include "dynmo/observe/run_folder.h"
@@ -37,8 +38,10 @@ namespace {
 class RunLog {
  public:
   static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank,
-                                                std::int64_t first_step) {
+                                                std::int64_t first_step, int ranks,
+                                                const std::vector<std::string>& metrics) {
     auto log = std::unique_ptr<RunLog>(new RunLog(path));
+    DYNMO_TRY(log->open_metrics(WorldRank(rank), ranks, metrics));
     using Records = observe::RecordWriterOptions;
     using Events = observe::EventLog;
     const bool appends = first_step > 0;
@@ -46,7 +49,8 @@ class RunLog {
     DYNMO_ASSIGN(log->records_,
                  observe::RecordWriter::open(
                      log->folder_.records_of(WorldRank(rank)),
-                     {.start = appends ? Records::Start::kAppend : Records::Start::kEmpty}));
+                     {.start = appends ? Records::Start::kAppend : Records::Start::kEmpty,
+                      .also = observe::record_sink(log->metrics_.get())}));
     if (rank != 0) return log;
     DYNMO_ASSIGN(log->events_,
                  Events::open(log->folder_.events(),
@@ -67,6 +71,7 @@ class RunLog {
   }
   void event(const std::string& kind, std::int64_t step, const Json& more) {
     if (events_) events_->add(kind, step, more);
+    if (metrics_) metrics_->event(kind, step, more);
   }
   void decision(std::int64_t step, const Decisions& decisions) {
     event("decision", step, decisions.newest());
@@ -104,12 +109,16 @@ class RunLog {
   std::vector<std::string> failures() {
     std::vector<std::string> lines;
     if (const auto failure = records_->take_failure()) lines.push_back(failure->message);
+    if (metrics_) {
+      if (const auto failure = metrics_->take_failure()) lines.push_back(*failure);
+    }
     if (!events_) return lines;
     if (const auto failure = events_->take_failure()) lines.push_back(*failure);
     return lines;
   }
   Expected<void> close() {
     const auto records = records_->close();
+    if (metrics_) metrics_->flush();
     if (load_trace_) DYNMO_TRY(load_trace_->close());
     events_.reset();
     return records;
@@ -118,7 +127,25 @@ class RunLog {
  private:
   explicit RunLog(const std::string& path) : folder_(path) {}
 
+  Expected<void> open_metrics(WorldRank rank, int ranks, const std::vector<std::string>& names) {
+    observe::MetricsLog::Outputs outputs;
+    for (const std::string& name : names) {
+      bool* output = name == "tensorboard"  ? &outputs.tensorboard
+                     : name == "prometheus" ? &outputs.prometheus
+                                            : nullptr;
+      if (output == nullptr) {
+        return make_error(ErrorCode::kBadInput,
+                          "metrics has '{}', wanted \"tensorboard\" or \"prometheus\"", name);
+      }
+      *output = true;
+    }
+    metrics_ = observe::make_metrics_log(folder_, rank, outputs);
+    if (metrics_) metrics_->set_ranks(ranks);
+    return {};
+  }
+
   observe::RunFolder folder_;
+  std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
   std::unique_ptr<observe::RecordWriter> records_;
   std::optional<observe::EventLog> events_;
   std::unique_ptr<observe::LoadTraceWriter> load_trace_;
@@ -153,10 +180,12 @@ std::string trace(
 
 void bind_run_log(nb::module_& module) {
   nb::class_<RunLog>(module, "RunLog", "The files of a rank in the folder of a run.")
-      .def(nb::new_([](const std::string& folder, int rank, std::int64_t first_step) {
-             return value_or_raise(RunLog::open(folder, rank, first_step));
+      .def(nb::new_([](const std::string& folder, int rank, std::int64_t first_step, int ranks,
+                       const std::vector<std::string>& metrics) {
+             return value_or_raise(RunLog::open(folder, rank, first_step, ranks, metrics));
            }),
-           nb::arg("folder"), nb::arg("rank"), nb::arg("first_step") = 0)
+           nb::arg("folder"), nb::arg("rank"), nb::arg("first_step") = 0, nb::arg("ranks") = 1,
+           nb::arg("metrics") = std::vector<std::string>())
       .def(
           "start",
           [](RunLog& self, const nb::dict& plan, int accumulation) {

@@ -51,7 +51,8 @@ def main():
     model = torch_cases.make_model(CASE)
     optimizer = torch_cases.make_optimizer(CASE, model.parameters())
     scheduler = torch_cases.make_scheduler(optimizer)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=CASE["micro_batches"], steps=CASE["steps"], plan=HALF, run=folder)
+    pipe = dt.Pipeline(model, optimizer, micro_batches=CASE["micro_batches"], steps=CASE["steps"], plan=HALF, run=folder,
+                       metrics=("tensorboard", "prometheus"))
     losses, moves, frozen_backwards = [], [], 0
     for step in range(CASE["steps"]):
         if step == torch_cases.FREEZE_AT:

@@ -9,6 +9,7 @@ import torch
 
 import dynmo
 import torch_cases
+import event_files
 import torch_live_rank
 from torch_support import RankCase
 
@@ -43,6 +44,10 @@ class Live(RankCase):
             records = [json.loads(line) for line in (self.folder / "records" / f"rank-{rank}.jsonl").read_text().splitlines()]
             self.assertEqual([record["step"] for record in records], list(range(steps)))
             self.assertEqual((records[0]["layers"], records[-1]["layers"]), (6, [9, 3][rank]))
+            busy = event_files.scalars(self.folder / "tensorboard" / f"rank-{rank}")["dynmo/busy_s"]
+            self.assertEqual(sorted(busy), list(range(steps)))
+            self.assertIn(f'rank="{rank}"', (self.folder / "metrics" / f"rank-{rank}.prom").read_text())
+        self.assertEqual(sorted(event_files.scalars(self.folder / "tensorboard")["dynmo/imbalance"]), list(range(steps)))
         scenario = {
             "cluster": {"pipeline_ranks": 2, "data_parallel": 1}, "policy": {"window": 5, "minimum_gain": 0.01, "noise_factor": 5},
             "dynamism": {"trace": str(self.folder / "load-trace.jsonl")},

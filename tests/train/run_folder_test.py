@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 
+import event_files
 from program import held_port
 from run_case import RunCase, losses, rank_processes
 
@@ -40,6 +41,27 @@ class RunFolder(RunCase):
         _, err = process.communicate(timeout=100)
         self.assertEqual(process.returncode, 130, err)
         return err
+
+    def test_metrics_are_those_of_the_records_after_a_restart_too(self):
+        run = self.folder / "metrics"
+        extra = ("run.tensorboard=true", "run.prometheus=true", "checkpoint.every=5", "train.steps=60")
+        process = self.start("metrics", extra=extra)
+        self.wait_for(process, run / "records" / "rank-0.jsonl", '"step":7')
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=100)
+        resumed = self.run_command(self.command("-n", "2", "--resume", "auto", run="metrics", extra=extra))
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        found = event_files.scalars(run / "tensorboard")
+        records = losses(run)
+        self.assertEqual(sorted(found["loss_metrics/global_avg_loss"]), list(range(60)))
+        for step, loss in found["loss_metrics/global_avg_loss"].items():
+            self.assertAlmostEqual(loss, records[step], places=5)
+        self.assertEqual(set(found["dynmo/ranks"].values()), {2})
+        for rank in range(2):
+            self.assertEqual(sorted(event_files.scalars(run / "tensorboard" / f"rank-{rank}")["dynmo/busy_s"]), list(range(60)))
+        text = (run / "metrics" / "rank-0.prom").read_text()
+        self.assertRegex(text, r'(?m)^dynmo_step\{run="[^"]*"\} 59$')
+        self.assertRegex(text, r'(?m)^dynmo_busy_seconds\{run="[^"]*",rank="0"\} [0-9.e-]+$')
 
     def test_a_killed_launcher_takes_its_ranks_along(self):
         run = self.folder / "left"

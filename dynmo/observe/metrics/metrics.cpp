@@ -40,7 +40,7 @@ std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of, int ranks)
   const auto add_json = [&](std::string_view key, std::string_view tag, const Json& value) {
     if (!value.is_number() && !value.is_boolean()) return;
     add(key, tag.empty() ? fmt::format("dynmo/{}", key) : std::string(tag),
-        value.is_boolean() ? double{value.get<bool>()} : value.get<double>());
+        value.is_boolean() ? (value.get<bool>() ? 1.0 : 0.0) : value.get<double>());
   };
   const Json json = record_json(record);
   for (const auto& [key, value] : json.items()) {

@@ -138,4 +138,15 @@ void MetricsLog::write_prometheus() {
   note(replace_file(path, prometheus_text(groups)));
 }
 
+std::unique_ptr<MetricsLog> make_metrics_log(const RunFolder& folder, WorldRank rank,
+                                             MetricsLog::Outputs outputs) {
+  if (!outputs.tensorboard && !outputs.prometheus) return nullptr;
+  return std::make_unique<MetricsLog>(folder, rank, outputs);
+}
+
+std::function<void(const StepRecord&)> record_sink(MetricsLog* log) {
+  if (log == nullptr) return {};
+  return [log](const StepRecord& record) { log->add(record); };
+}
+
 }  // namespace dynmo::observe

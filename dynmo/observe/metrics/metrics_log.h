@@ -7,6 +7,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -23,15 +25,16 @@
 
 namespace dynmo::observe {
 
-// Any thread may call any function, one at a time waits for the disk.
+// Any thread may call any function. One thread at a time waits for the disk.
 class MetricsLog {
  public:
   struct Outputs {
     bool tensorboard = false;
     bool prometheus = false;
   };
+  // Rank 0 leads from the start.
   MetricsLog(RunFolder folder, WorldRank rank, Outputs outputs)
-      : folder_(std::move(folder)), rank_(rank), outputs_(outputs) {}
+      : folder_(std::move(folder)), rank_(rank), outputs_(outputs), leads_(rank == WorldRank(0)) {}
   // Makes this rank write the run's numbers and events from now on.
   void lead();
   // Sets the number of ranks that train.
@@ -60,7 +63,7 @@ class MetricsLog {
   const WorldRank rank_;
   const Outputs outputs_;
   std::mutex mutex_;  // guards all below
-  bool leads_ = false;
+  bool leads_;
   int ranks_ = 0;
   Points of_rank_;
   Points of_run_;
@@ -71,5 +74,11 @@ class MetricsLog {
   std::optional<std::string> failure_;
   bool told_ = false;
 };
+
+// Returns a log for these outputs, or nullptr if there are none.
+[[nodiscard]] std::unique_ptr<MetricsLog> make_metrics_log(const RunFolder& folder, WorldRank rank,
+                                                           MetricsLog::Outputs outputs);
+// Returns a function that adds records to the log (RecordWriterOptions::also), if there is one.
+[[nodiscard]] std::function<void(const StepRecord&)> record_sink(MetricsLog* log);
 
 }  // namespace dynmo::observe

@@ -53,6 +53,7 @@ class Pipeline:
         balancer: str = "optimal",
         steps: int = 0,
         run: Optional[saving.Path] = None,
+        metrics: Sequence[str] = (),
         seed: Optional[int] = None,
         timeout_s: float = 1800,
     ) -> None:
@@ -63,6 +64,8 @@ class Pipeline:
             "balancer": balancer, "steps": steps, "seed": seed, "limits": limits, "plan": start.describe_plan(plan),
             **start.describe_optimizer(optimizer),
         }))
+        if metrics and run is None:
+            raise BadInputError(f"metrics={metrics!r} without run, wanted run=FOLDER, where they are written")
         if micro_batches < 1 or accumulation < 1:
             raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
         self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))
@@ -85,7 +88,7 @@ class Pipeline:
         self._record: Optional[Record] = None
         if run is not None:
             self._record = self._ranks.attempt(
-                f"run={run}", lambda: (Record(run, self.rank, self.ranks, self.plan, micro_batches, accumulation, steps), {})
+                f"run={run}", lambda: (Record(run, self.rank, self.ranks, self.plan, micro_batches, accumulation, steps, metrics), {})
             )
         self._tokens, self._predicted_s = 0, 0.0
         self.steps = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Union
+from typing import Any, Sequence, Union
 
 from .._core import Decisions, RunLog, program
 from .program import Plan
@@ -14,8 +14,9 @@ Path = Union[str, "os.PathLike[str]"]
 class Record:
     """One rank's files. Rank 0 has the events and the load trace, too."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, plan: Plan, micro_batches: int, accumulation: int, steps: int) -> None:
-        self._log = RunLog(os.fspath(folder), rank)
+    def __init__(self, folder: Path, rank: int, ranks: int, plan: Plan, micro_batches: int, accumulation: int, steps: int,
+                 metrics: Sequence[str] = ()) -> None:
+        self._log = RunLog(os.fspath(folder), rank, ranks=ranks, metrics=list(metrics))
         self._rank, self._ranks = rank, ranks
         self._facts: list[dict[str, float]] = []
         self._moved = 0
