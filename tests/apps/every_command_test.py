@@ -192,6 +192,17 @@ class Numbers(Case):
         self.assert_error(self.run_program(), 2, "'dynmo' wants a command: data, plan, simulate")
         self.assert_error(self.run_program("data"), 2, "'data' wants a command: prepare, inspect")
 
+    def test_a_printed_config_is_read_back_to_itself(self):
+        first = self.run_program("config", "--set", "train.steps=7", "--set", "run.tensorboard=true")
+        self.assertEqual((first.returncode, first.stderr), (0, ""))
+        (self.folder / "c.toml").write_text(first.stdout)
+        self.assertEqual(self.run_program("config", "c.toml").stdout, first.stdout)
+        defaults = tomllib.loads(self.run_program("config", "--defaults").stdout)
+        self.assertEqual(defaults["train"]["steps"], 200)
+        changed = tomllib.loads(first.stdout)
+        self.assertEqual({table: set(keys) for table, keys in changed.items()}, {table: set(keys) for table, keys in defaults.items()})
+        self.assertEqual((changed["train"]["steps"], changed["run"]["tensorboard"]), (7, True))
+
     def test_a_folder_without_a_report_is_said(self):
         self.assert_error(self.run_program("report", "."), 2, "'.' has no summary.json")
 

@@ -175,6 +175,12 @@ SIMULATE = [
     ("simulate half.toml", 2, "half.toml:1", "wanted TOML"),
 ]
 REPORT_TRACE_CTL = [
+    ("config nowhere.toml", 2, "nowhere.toml"),
+    ("config typo.toml", 2, "typo.toml:2", "did you mean 'model.blocks'?"),
+    ("config --set train.step=3", 2, "train.step", "did you mean 'train.steps'?"),
+    ("config --set train.steps=0", 2, "train.steps"),
+    ("config --set checkpoint.keep=5", 2, "checkpoint.keep is 5 with checkpoint.every = 0"),
+    ("config --defaults empty.toml", 2, "--defaults does nothing here: wanted neither FILE nor --set"),
     ("report", 2, "run is required"),
     ("report nowhere", 2, "nowhere"),
     ("report texts", 2, "'texts' has no summary.json"),
