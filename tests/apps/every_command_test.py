@@ -5,6 +5,7 @@ import os
 import pathlib
 import shlex
 import subprocess
+import tomllib
 import unittest
 
 from program import DYNMO, FreshFolderCase
