@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What measuring every layer in every step costs, as a share of the step: the clock reads of the
-// engine, counted and priced at what one takes here, and the making of costs and their noise from
-// the window. Two ranks as threads train the small model of
+// engine, counted and priced at what one takes here, the making of costs and their noise from the
+// window, and the metrics for TensorBoard and Prometheus. Two ranks as threads train the small model of
 // docs/performance.md with half the micro-batches; a step with and one without clock reads cannot
 // be told apart.
 #include <ATen/ATen.h>
@@ -10,11 +10,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <mutex>
 #include <vector>
 
 #include "bench/random_training.h"
+#include "dynmo/core/seconds_since.h"
 #include "dynmo/model/llama.h"
+#include "dynmo/observe/metrics/metrics_log.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/transport/in_process.h"
 
@@ -36,6 +39,25 @@ double clock_read_s() {
   for (int i = 0; i < kReads; ++i) sum += Clock::now().time_since_epoch().count() & 1;
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return sum >= 0 ? seconds / kReads : 0;
+}
+
+// Returns the time in which a leader writes the metrics of a step, on average.
+Expected<double> metrics_s() {
+  const auto folder = std::filesystem::temp_directory_path() / "dynmo-profile-bench";
+  observe::MetricsLog log(observe::RunFolder(folder), WorldRank(0),
+                          {.tensorboard = true, .prometheus = true});
+  constexpr int kRecords = 2000;
+  observe::StepRecord record;
+  record.step_s = 0.05;
+  const auto start = std::chrono::steady_clock::now();
+  for (record.step = 0; record.step < kRecords; ++record.step) log.add(record);
+  log.flush();
+  const double seconds = seconds_since(start);
+  std::filesystem::remove_all(folder);
+  if (const auto failure = log.take_failure()) {
+    return make_error(ErrorCode::kBadInput, "{}", *failure);
+  }
+  return seconds / kRecords;
 }
 
 void print(const char* what, std::vector<double> values, double unit) {
@@ -90,6 +112,13 @@ int main() {
     fmt::print(stderr, "profile_bench: {}\n", done.error().message);
     return 1;
   }
+  const auto metrics = metrics_s();
+  if (!metrics) {
+    fmt::print(stderr, "profile_bench: {}\n", metrics.error().message);
+    return 1;
+  }
+  std::vector<double> metric_shares;
+  for (const double step : steps) metric_shares.push_back(*metrics / step);
   fmt::print("{} ranks, {} layers, {} micro-batches, {} steps of each rank; median (range)\n",
              kRanks, layers, kMicroBatches, kSteps - kWarmUp);
   print("step, ms", steps, 1e3);
@@ -97,5 +126,6 @@ int main() {
   fmt::print("{:<34}{:>10.1f}\n", "one read, ns", 1e9 * read_s);
   print("profiling, % of the step", shares, 100);
   print("deciding, % of the step", plan_shares, 100);
+  print("metrics, % of the step", metric_shares, 100);
   return 0;
 }
