@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "dynmo/core/fields.h"
+
 namespace dynmo {
 namespace {
 
@@ -34,23 +36,22 @@ TrafficRows sums_of(std::vector<TrafficRow> rows) {
     if (sums.empty() || key(sums.back()) != key(row)) {
       sums.push_back(row);
     } else {
-      sums.back().count.messages += row.count.messages;
-      sums.back().count.bytes += row.count.bytes;
+      add(sums.back().count, row.count);
     }
   }
   return sums;
 }
 
-Json traffic_json(const TrafficRows& rows) {
-  Json json = Json::array();
-  for (const TrafficRow& row : rows) {
-    json.push_back({{"from", row.from.value},
-                    {"to", row.to.value},
-                    {"purpose", name(row.purpose)},
-                    {"messages", row.count.messages},
-                    {"bytes", row.count.bytes.value}});
-  }
-  return json;
+void list_fields(IsA<TrafficRow> auto& row, auto& visit) {
+  visit("from", row.from);
+  visit("to", row.to);
+  visit.mapped("purpose", row.purpose, name, parse_purpose);
+  visit("messages", row.count.messages, kCount);
+  visit("bytes", row.count.bytes);
 }
+Json to_json(const TrafficRow& row) { return write_list(row); }
+void read_fields(JsonObject& object, TrafficRow& row) { read_list(object, row); }
+
+Json traffic_json(const TrafficRows& rows) { return internal::written(rows); }
 
 }  // namespace dynmo

@@ -12,8 +12,7 @@
 
 #include "dynmo/dynamism/early_exit/load.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
-#include "dynmo/dynamism/early_exit/training/source.h"
-#include "dynmo/dynamism/moe/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/transport/traffic.h"
 #include "tests/dynamism/shapes.h"
 #include "tests/runtime/blinking_source.h"
