@@ -98,11 +98,6 @@ void list_facts(Facts& facts, FactsOf of, auto& visit) {
   }
 }
 
-// Returns all facts in the order of the list, without their names, to save space.
-[[nodiscard]] Json fact_values(const StepFacts& facts);
-// Parses such values. Throws Json::exception for any other JSON.
-[[nodiscard]] StepFacts parse_fact_values(const Json& values);
-
 // Adds the facts of a step with this `over_steps` to `sums`.
 void add_facts(StepFacts& sums, const StepFacts& step, OverSteps over_steps);
 // Divides the facts with OverSteps::kMean by `steps`.
