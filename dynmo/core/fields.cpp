@@ -96,6 +96,20 @@ void read_figures(JsonObject& object, const char* key, Json& value) {
   if (!value.is_object()) object.fail(key, "is not an object");
 }
 
+bool are_numbers(const Json& list, Numbers kind, std::size_t most, const Limits& limits) {
+  return list.is_array() && !list.empty() && list.size() <= most &&
+         std::ranges::all_of(list, [&](const Json& number) {
+           return (kind == Numbers::kWhole ? number.is_number_integer() : number.is_number()) &&
+                  std::isfinite(number.get<double>()) && holds(limits, number.get<double>());
+         });
+}
+
+Json shortest(double value) {
+  const bool whole = value >= 0 && value < 0x1p53 &&
+                     value == static_cast<double>(static_cast<std::int64_t>(value));
+  return whole ? Json(static_cast<std::int64_t>(value)) : Json(value);
+}
+
 void read_value(JsonObject& object, const char* key, std::vector<std::uint64_t>& values,
                 bool may_lack) {
   const Json* given = object.value(key);

@@ -71,6 +71,11 @@ void read_value(JsonObject& object, const char* key, std::vector<std::uint64_t>&
 void read_measured(JsonObject& object, const char* key, double& value, bool may_lack);
 [[nodiscard]] Json measured(double value);
 void read_figures(JsonObject& object, const char* key, Json& value);
+// Returns whether a list has 1 to `most` finite numbers within `limits`.
+enum class Numbers { kAny, kWhole };
+[[nodiscard]] bool are_numbers(const Json& list, Numbers kind, std::size_t most,
+                               const Limits& limits);
+[[nodiscard]] Json shortest(double value);
 // Returns `limits` within the ends of the type.
 [[nodiscard]] Limits within(Limits limits, double min, double max);
 
@@ -109,6 +114,26 @@ class FieldReader {
   void optional_measured(const char* key, std::optional<double>& value) {
     value.reset();
     if (object_.value(key) != nullptr) measured(key, value.emplace());
+  }
+  // Reads a number, which is written without a fraction if it is whole.
+  void number(const char* key, double& value) { (*this)(key, value); }
+  // Reads a list of 1 to `most` numbers. Refuses any other value with the text `refused`.
+  template <typename T>
+  void numbers(const char* key, std::vector<T>& values, std::size_t most, const Limits& limits,
+               std::string_view refused) {
+    using internal::Numbers;
+    const Json* given = object_.value(key);
+    const auto kind = std::integral<T> ? Numbers::kWhole : Numbers::kAny;
+    if (given != nullptr && internal::are_numbers(*given, kind, most, limits)) {
+      given->get_to(values);
+    } else {
+      object_.fail(key, refused);
+    }
+  }
+  // Reads a list. An absent one is empty, which is not written.
+  template <typename T>
+  void unless_empty(const char* key, std::vector<T>& values) {
+    optional(key, values);
   }
   // Reads any object. An absent one is empty, which is not written.
   void figures(const char* key, Json& value) { internal::read_figures(object_, key, value); }
@@ -184,6 +209,16 @@ class FieldWriter {
   void measured(const char* key, double value) { json_[key] = internal::measured(value); }
   void optional_measured(const char* key, std::optional<double> value) {
     if (value) measured(key, *value);
+  }
+  void number(const char* key, double value) { json_[key] = internal::shortest(value); }
+  template <typename T>
+  void numbers(const char* key, const std::vector<T>& values, std::size_t /*most*/,
+               const Limits& /*limits*/, std::string_view /*refused*/) {
+    json_[key] = values;
+  }
+  template <typename T>
+  void unless_empty(const char* key, const std::vector<T>& values) {
+    if (!values.empty()) (*this)(key, values);
   }
   void figures(const char* key, const Json& value) {
     if (!value.empty()) json_[key] = value;

@@ -12,6 +12,8 @@ namespace {
 constexpr std::array<std::string_view, kPurposes.size()> kNames = {
     "activation", "gradient", "reduction", "migration", "control"};
 
+constexpr Limits kNumber{.wanted = "the number of a rank"};
+
 auto key(const TrafficRow& row) { return std::tuple(row.from, row.to, row.purpose); }
 
 }  // namespace
@@ -43,8 +45,8 @@ TrafficRows sums_of(std::vector<TrafficRow> rows) {
 }
 
 void list_fields(IsA<TrafficRow> auto& row, auto& visit) {
-  visit("from", row.from);
-  visit("to", row.to);
+  visit("from", row.from, kNumber);
+  visit("to", row.to, kNumber);
   visit.mapped("purpose", row.purpose, name, parse_purpose);
   visit("messages", row.count.messages, kCount);
   visit("bytes", row.count.bytes);

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::string_view kFormat = "dynmo-dataset-1";
 
+constexpr Limits kToken{.wanted = "a token below the vocabulary"};
 constexpr Limits kVocabulary{.min = 1, .wanted = "1 to 2^31 - 1"};
 
 Expected<TokenShard> open_shard(const std::filesystem::path& folder, const char* name,
@@ -51,7 +52,7 @@ void list_fields(IsA<DatasetDescription> auto& description, auto& visit) {
     visit("tokenizer_digest", description.tokenizer_model);
   }
   visit("vocabulary", description.vocabulary, kVocabulary);
-  visit("end_of_document", description.end_of_document);
+  visit("end_of_document", description.end_of_document, kToken);
   visit("seed", description.seed);
   visit("validation_share", description.validation_share);
   visit("train", description.train);
