@@ -96,7 +96,7 @@ Expected<Manifest> read_manifest(const std::filesystem::path& checkpoint) {
   if (manifest.step < 0) root.fail("step", "is negative");
   const std::string digest = root.string(kDigestKey);
   root.ignore("state");
-  FieldReader(root)("files", manifest.files);
+  FieldReader{root}("files", manifest.files);
   DYNMO_TRY(root.finish());
   DYNMO_TRY(check_entries(manifest.files, path.string()));
   if (!json.contains("state") || !json["state"].is_object()) {

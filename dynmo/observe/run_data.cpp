@@ -443,7 +443,7 @@ Expected<RunData> read_one(const RunFolder& root, const RunFolder& folder, const
   for (const TrafficRow& row : number ? summary.runs[*number].traffic : TrafficRows()) {
     run.tables["traffic"].push_back({{"from", row.from.value},
                                      {"to", row.to.value},
-                                     {"purpose", name(row.purpose)},
+                                     {"purpose", dynmo::name(row.purpose)},
                                      {"bytes", row.count.bytes.value},
                                      {"messages", row.count.messages}});
   }

@@ -37,7 +37,7 @@ bool add_counts(std::int64_t& sum, const TrafficRows& rows) {
 }
 
 void read_rows(JsonObject& object, const char* key, const std::set<int>& known, TrafficRows& rows) {
-  FieldReader(object)(key, rows);
+  FieldReader{object}(key, rows);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     for (const auto& [end, rank] : {std::pair("from", rows[i].from), std::pair("to", rows[i].to)}) {
       if (known.contains(rank.value)) continue;

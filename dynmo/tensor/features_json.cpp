@@ -28,7 +28,7 @@ std::vector<int> plus(int number, std::vector<int> modes) {
 std::vector<std::string> texts_of(const Json& list) {
   std::vector<std::string> texts;
   for (const Json& each : list) {
-    if (each.is_string()) texts.push_back(each);
+    if (each.is_string()) texts.push_back(each.get<std::string>());
   }
   return texts;
 }
@@ -111,18 +111,19 @@ void check_fields(const IsA<Features> auto& features, JsonObject& object) {
   if (object.value("names") != nullptr && std::ssize(features.names) != order) {
     object.fail("names", "is no list of a name for each mode");
   }
-  for (const auto& [key, groups] : {std::pair("modes", &features.modes),
-                                    {"fibers", &features.fibers},
-                                    {"slices", &features.slices}}) {
+  for (const auto& [key, groups] :
+       {std::pair("modes", &features.modes), std::pair("fibers", &features.fibers),
+        std::pair("slices", &features.slices)}) {
     for (std::size_t i = 0; i < groups->size(); ++i) {
       const auto is_mode = [&](int mode) { return mode < order; };
       if (std::ranges::all_of((*groups)[i].free, is_mode)) continue;
       object.fail(fmt::format("{}/{}/free", key, i), kNoModes);
     }
   }
-  if (features.along && (features.along->mode < 0 || features.along->mode >= order)) {
-    object.fail("along/mode", fmt::format("is {}, wanted a mode, 1 to {}",
-                                          object.value("along")->at("mode").dump(), order));
+  const Json* along = object.value("along");  // nullptr after a fault
+  if (along != nullptr && (features.along->mode < 0 || features.along->mode >= order)) {
+    object.fail("along/mode",
+                fmt::format("is {}, wanted a mode, 1 to {}", along->at("mode").dump(), order));
   }
 }
 
