@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Memory of this process and its host, as the system counts it.
+// Memory and open files of this process and its host, as the system counts them.
 
 #include <string_view>
 

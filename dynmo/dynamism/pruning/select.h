@@ -17,8 +17,8 @@
 //
 // A rank sends 16,352 + 8,192 + 8,192 bytes. If some of the ties at the threshold are removed, it
 // sends 8 more for each matrix of the pool. That is at most 64 KiB up to 4,095 matrices, including
-// the 40 bytes of a digest (select_mask.h). It reads its weights at most seven times and stores no
-// keys.
+// the 40 bytes of a digest (digest_of_masks). It reads its weights at most seven times and stores
+// no keys.
 
 #include <cstdint>
 #include <functional>
