@@ -18,7 +18,7 @@
 namespace dynmo::observe {
 namespace {
 
-constexpr std::string_view kFormat = "dynmo-traffic-1";
+constexpr std::string_view kTrafficFormat = "dynmo-traffic-1";
 constexpr std::int64_t kMaxSum = std::int64_t{1} << 62;  // of all counts of a file
 
 constexpr Limits kRankNumber{.min = 0, .wanted = "the number of a rank"};
@@ -59,7 +59,7 @@ Json to_json(const TrafficInterval& interval) {
   for (std::size_t r = 0; r < interval.ranks.size(); ++r) {
     ranks.push_back({{"rank", interval.ranks[r]}, {"node", interval.nodes[r]}});
   }
-  return {{"format", kFormat},
+  return {{"format", kTrafficFormat},
           {"generation", interval.generation},
           {"first_step", interval.first_step},
           {"steps", interval.steps},
@@ -72,7 +72,7 @@ Expected<TrafficInterval> parse_traffic_interval(const Json& json, std::string_v
   JsonObject root(json, std::string(origin));
   FieldReader read(root);
   TrafficInterval interval;
-  read.format(kFormat);
+  read.format(kTrafficFormat);
   read("generation", interval.generation, kCount);
   read("first_step", interval.first_step, kCount);
   read("steps", interval.steps, kCount);

@@ -41,13 +41,5 @@ TEST(DynamismGoldens, TheStateOfFreezingIsWrittenAsItWasRead) {
   });
 }
 
-TEST(DynamismGoldens, RefusalsStayTheSame) {
-  expect_refusals("dynamism/goldens/load_trace.jsonl",
-                  [](const std::string& text) -> Expected<void> {
-                    DYNMO_TRY(parse_trace(text, "golden"));
-                    return {};
-                  });
-}
-
 }  // namespace
 }  // namespace dynmo::dynamism

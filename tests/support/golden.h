@@ -52,7 +52,8 @@ inline void expect_lines_rewritten(
 using ReadText = std::function<Expected<void>(const std::string&)>;
 
 // Returns the texts with which `read` refuses the lines if one value of them has a fault. Each
-// fault has its texts, and each text the places of the values: line, then JSON pointer.
+// fault has its texts, and each text the places of the values: line, then JSON pointer. Of a list,
+// the last value is tried.
 inline std::string refusals_of(const std::vector<Json>& lines, const ReadText& read) {
   const std::vector<std::pair<std::string, std::optional<Json>>> faults = {
       {"removed", std::nullopt},
@@ -99,8 +100,8 @@ inline std::string refusals_of(const std::vector<Json>& lines, const ReadText& r
       changed.at(pointer)["unknown"] = 1;
       note("unknown key", line, pointer.to_string() + "/unknown", changed);
       for (const auto& each : value.items()) visit(line, pointer / each.key());
-    } else if (value.is_array()) {
-      for (std::size_t i = 0; i < value.size(); ++i) visit(line, pointer / i);
+    } else if (value.is_array() && !value.empty()) {
+      visit(line, pointer / (value.size() - 1));
     }
   };
   for (std::size_t line = 0; line < lines.size(); ++line) visit(line, Pointer());
