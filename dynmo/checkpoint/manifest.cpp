@@ -20,6 +20,10 @@ constexpr Limits kLayer{.min = 0, .wanted = "a layer"};
 struct Entries {
   std::vector<FileEntry> files;
 };
+void list_fields(IsA<Entries> auto& entries, auto& visit) {
+  visit.format(kEntriesFormat);
+  visit("files", entries.files);
+}
 
 // The digest covers the manifest without its own `digest`. Dumping what was parsed gives the text
 // that was dumped, so the digest does not depend on white space.
@@ -32,10 +36,6 @@ void list_fields(IsA<FileEntry> auto& entry, auto& visit) {
   visit("file", entry.file);
   visit("bytes", entry.bytes);
   visit("digest", entry.digest);
-}
-void list_fields(IsA<Entries> auto& entries, auto& visit) {
-  visit.format(kEntriesFormat);
-  visit("files", entries.files);
 }
 
 std::string encode_entries(std::span<const FileEntry> entries) {
