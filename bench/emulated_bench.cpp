@@ -14,7 +14,7 @@
 #include "dynmo/model/emulated.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 #include "dynmo/transport/in_process.h"
 
 namespace {

@@ -27,7 +27,7 @@
 #include "dynmo/control/profiler.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/cost/layer_cost.h"
-#include "dynmo/dynamism/pruning/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/kernels/sparse_break_even.h"
 #include "dynmo/kernels/sparse_products.h"
 #include "dynmo/model/llama.h"

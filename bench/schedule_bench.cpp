@@ -6,7 +6,6 @@
 #include "dynmo/core/check.h"
 #include "dynmo/schedule/csv.h"
 #include "dynmo/schedule/generate.h"
-#include "dynmo/schedule/placement.h"
 
 namespace dynmo::schedule {
 namespace {

@@ -12,7 +12,6 @@
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
-#include "dynmo/schedule/placement.h"
 #include "dynmo/sim/simulate.h"
 #include "dynmo/sim/step_timer.h"
 

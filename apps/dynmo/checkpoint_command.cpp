@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/checkpoint_command.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,7 +6,7 @@
 #include <cctype>
 #include <memory>
 
-#include "apps/dynmo/runtime_commands.h"
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/shell.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/config_command.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/dynmo/command.h"
 #include "dynmo/config/config.h"
 #include "dynmo/core/toml.h"
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/ctl_command.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "apps/dynmo/command.h"
 #include "dynmo/core/units.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/job_file.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/generate_command.h"
-
 #include <ATen/core/Tensor.h>
 #include <fmt/ranges.h>
 
@@ -11,7 +9,7 @@
 #include <optional>
 #include <span>
 
-#include "apps/dynmo/runtime_commands.h"
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/data/tokenizer.h"

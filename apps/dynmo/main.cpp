@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `dynmo`: loads nothing of libtorch, so that it starts at once.
-#include "apps/dynmo/config_command.h"
-#include "apps/dynmo/ctl_command.h"
-#include "apps/dynmo/data_command.h"
-#include "apps/dynmo/plan_command.h"
-#include "apps/dynmo/program.h"
-#include "apps/dynmo/report_command.h"
-#include "apps/dynmo/runtime_commands.h"
-#include "apps/dynmo/simulate_command.h"
-#include "apps/dynmo/trace_command.h"
+#include "apps/dynmo/command.h"
 
 int main(int argc, char** argv) {
   using namespace dynmo::app;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/plan_command.h"
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/plan_question.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/files.h"

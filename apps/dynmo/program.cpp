@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/program.h"
-
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -21,8 +19,9 @@
 #include <system_error>
 #include <vector>
 
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
-#include "dynmo/core/exception_error.h"
+#include "dynmo/core/expected.h"
 #include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/report_command.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/files.h"
 #include "dynmo/observe/html_page.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/runtime_commands.h"
-
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -8,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "apps/dynmo/command.h"
 #include "dynmo/core/units.h"
 
 namespace dynmo::app {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `dynmo-runtime`: the commands that need libtorch. `dynmo` becomes it; ranks that it starts are
 // it.
-#include "apps/dynmo/checkpoint_command.h"
-#include "apps/dynmo/generate_command.h"
-#include "apps/dynmo/program.h"
-#include "apps/dynmo/train_command.h"
+#include "apps/dynmo/command.h"
 
 int main(int argc, char** argv) {
   using namespace dynmo::app;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/simulate_command.h"
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/seconds_since.h"

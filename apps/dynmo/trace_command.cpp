@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/trace_command.h"
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 
-#include "apps/dynmo/trace_features.h"
-#include "apps/dynmo/trace_generate.h"
+#include "apps/dynmo/command.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/files.h"

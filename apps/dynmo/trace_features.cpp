@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/trace_features.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/masks.h"
 #include "dynmo/core/files.h"
@@ -27,7 +26,7 @@
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/observe/traffic_log.h"
-#include "dynmo/observe/traffic_tensor.h"
+#include "dynmo/observe/traffic_picture.h"
 #include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/features.h"
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/trace_generate.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -20,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/dynmo/command.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"

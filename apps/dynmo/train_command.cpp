@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/train_command.h"
-
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +13,7 @@
 #include <memory>
 #include <optional>
 
-#include "apps/dynmo/runtime_commands.h"
+#include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/checkpoint/checkpoint.h"

@@ -21,7 +21,7 @@
 #include "dynmo/c10d/relay_store_impl.h"
 #include "dynmo/c10d/store_impl.h"
 #include "dynmo/core/check.h"
-#include "dynmo/process/descriptors.h"
+#include "dynmo/process/host_memory.h"
 #include "dynmo/process/sockets.h"
 
 namespace dynmo::c10d {

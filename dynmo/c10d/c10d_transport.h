@@ -109,7 +109,7 @@ class Group : public transport::Transport {
 //
 // Returns kBadInput for:
 //
-// - a limit of open files that is too low (descriptors.h)
+// - a limit of open files that is too low (process/host_memory.h)
 // - a port in use, or an address that does not resolve
 // - two processes with the same rank, or started for different numbers of ranks
 //

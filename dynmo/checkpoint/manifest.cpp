@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <limits>
+#include <utility>
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/checkpoint/manifest_impl.h"
 #include "dynmo/core/check.h"
+#include "dynmo/core/fields.h"
 #include "dynmo/core/files.h"
 
 namespace dynmo::checkpoint {
@@ -14,36 +15,14 @@ constexpr std::string_view kFormat = "dynmo-checkpoint-1";
 constexpr std::string_view kEntriesFormat = "dynmo-checkpoint-entries-1";
 constexpr const char* kDigestKey = "digest";
 
-Json to_json(std::span<const FileEntry> entries) {
-  Json files = Json::array();
-  for (const FileEntry& entry : entries) {
-    files.push_back({{"layer", entry.layer.value},
-                     {"file", entry.file},
-                     {"bytes", entry.bytes.value},
-                     {"digest", entry.digest.hex()}});
-  }
-  return files;
-}
+constexpr Limits kLayer{.min = 0, .wanted = "a layer"};
 
-Expected<std::vector<FileEntry>> read_entries(JsonObject& root) {
-  std::vector<FileEntry> entries;
-  for (JsonObject& object : root.objects("files")) {
-    FileEntry entry;
-    const std::int64_t layer = object.integer("layer");
-    if (layer < 0 || layer > std::numeric_limits<std::int32_t>::max()) {
-      object.fail("layer", fmt::format("is {}, wanted a layer", layer));
-    } else {
-      entry.layer = LayerId(static_cast<std::int32_t>(layer));
-    }
-    entry.file = object.string("file");
-    entry.bytes = object.bytes("bytes");
-    const auto digest = parse_digest(object.string("digest"));
-    if (!digest) object.fail("digest", "is not a digest, wanted 32 hexadecimal digits");
-    entry.digest = digest.value_or(Digest{});
-    DYNMO_TRY(object.finish());
-    entries.push_back(std::move(entry));
-  }
-  return entries;
+struct Entries {
+  std::vector<FileEntry> files;
+};
+void list_fields(IsA<Entries> auto& entries, auto& visit) {
+  visit.format(kEntriesFormat);
+  visit("files", entries.files);
 }
 
 // The digest covers the manifest without its own `digest`. Dumping what was parsed gives the text
@@ -52,18 +31,22 @@ std::string digest_text(const Json& json) { return digest_of(json.dump()).hex();
 
 }  // namespace
 
+void list_fields(IsA<FileEntry> auto& entry, auto& visit) {
+  visit("layer", entry.layer, kLayer);
+  visit("file", entry.file);
+  visit("bytes", entry.bytes);
+  visit("digest", entry.digest);
+}
+
 std::string encode_entries(std::span<const FileEntry> entries) {
-  return Json{{"format", kEntriesFormat}, {"files", to_json(entries)}}.dump();
+  return write_list(Entries{{entries.begin(), entries.end()}}).dump();
 }
 
 Expected<std::vector<FileEntry>> decode_entries(std::string_view text) {
   const std::string origin = "checkpoint entries of a rank";
   DYNMO_ASSIGN(const Json json, parse_json(text, origin));
-  JsonObject root(json, origin);
-  root.expect_format(kEntriesFormat);
-  DYNMO_ASSIGN(auto entries, read_entries(root));
-  DYNMO_TRY(root.finish());
-  return entries;
+  DYNMO_ASSIGN(Entries entries, parse_fields<Entries>(json, origin));
+  return std::move(entries.files);
 }
 
 Expected<void> check_entries(const std::vector<FileEntry>& entries, const std::string& origin) {
@@ -90,7 +73,7 @@ Expected<void> check_entries(const std::vector<FileEntry>& entries, const std::s
 Expected<std::string> encode_manifest(const Manifest& manifest) {
   Json json = {{"format", kFormat},
                {"step", manifest.step},
-               {"files", to_json(manifest.files)},
+               {"files", dynmo::internal::written(manifest.files)},
                {"state", manifest.state}};
   try {
     json[kDigestKey] = digest_text(json);
@@ -113,7 +96,7 @@ Expected<Manifest> read_manifest(const std::filesystem::path& checkpoint) {
   if (manifest.step < 0) root.fail("step", "is negative");
   const std::string digest = root.string(kDigestKey);
   root.ignore("state");
-  DYNMO_ASSIGN(manifest.files, read_entries(root));
+  FieldReader{root}("files", manifest.files);
   DYNMO_TRY(root.finish());
   DYNMO_TRY(check_entries(manifest.files, path.string()));
   if (!json.contains("state") || !json["state"].is_object()) {

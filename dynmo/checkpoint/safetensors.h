@@ -109,4 +109,18 @@ class Safetensors {
   Metadata metadata_;
 };
 
+// The format.
+inline constexpr std::string_view kMetadataKey = "__metadata__";
+inline constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes
+
+// NaN and Inf in the weights of a file. A damaged model is refused by name, instead of giving text
+// and losses that mean nothing.
+struct NotFinite {
+  std::int64_t first = 0;  // index of the first such element
+  std::int64_t count = 0;
+};
+// Reads the whole tensor. Returns nullopt if all its elements are finite. Requires F32, F16 or
+// BF16.
+[[nodiscard]] std::optional<NotFinite> find_not_finite(const TensorView& tensor);
+
 }  // namespace dynmo::checkpoint

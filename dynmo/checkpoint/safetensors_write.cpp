@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "dynmo/checkpoint/safetensors.h"
-#include "dynmo/checkpoint/safetensors_format_impl.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"

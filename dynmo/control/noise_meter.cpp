@@ -7,7 +7,6 @@
 #include <numbers>
 #include <utility>
 
-#include "dynmo/control/statistics_impl.h"
 #include "dynmo/core/median.h"
 
 namespace dynmo::control {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <ranges>
 
-#include "dynmo/control/statistics_impl.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/median.h"
 #include "dynmo/dynamism/freezing/schedule.h"

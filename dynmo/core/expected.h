@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -101,6 +102,11 @@ class [[nodiscard]] Expected<void> {
   Error error_;
   bool ok_ = true;
 };
+
+// Returns the error for an exception. The code is kBadInput if the user can change something. That
+// is too little memory (also of libtorch's allocators), no more threads, or a path that the system
+// refuses. Else it is kInternal with the first line of the exception's text.
+[[nodiscard]] Error error_of(const std::exception& fault);
 
 }  // namespace dynmo
 

@@ -2,6 +2,7 @@
 #include "dynmo/core/fields.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace dynmo::internal {
 namespace {
@@ -70,6 +71,43 @@ void read_value(JsonObject& object, const char* key, bool& value, bool may_lack)
 
 void read_value(JsonObject& object, const char* key, std::string& value, bool may_lack) {
   value = object.string(key, fallback(value, may_lack));
+}
+
+void read_value(JsonObject& object, const char* key, Digest& value, bool may_lack) {
+  const auto given = parse_digest(object.string(key, fallback(value.hex(), may_lack)));
+  if (!given) object.fail(key, "is not a digest, wanted 32 hexadecimal digits");
+  value = given.value_or(Digest{});
+}
+
+void read_measured(JsonObject& object, const char* key, double& value, bool may_lack) {
+  const Json* given = object.value(key);
+  if (given != nullptr && given->is_null()) {
+    value = std::numeric_limits<double>::quiet_NaN();
+  } else {
+    read_value(object, key, value, {}, may_lack);
+  }
+}
+
+Json measured(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+void read_figures(JsonObject& object, const char* key, Json& value) {
+  const Json* given = object.value(key);
+  value = given != nullptr ? *given : Json::object();
+  if (!value.is_object()) object.fail(key, "is not an object");
+}
+
+bool are_numbers(const Json& list, Numbers kind, std::size_t most, const Limits& limits) {
+  return list.is_array() && !list.empty() && list.size() <= most &&
+         std::ranges::all_of(list, [&](const Json& number) {
+           return (kind == Numbers::kWhole ? number.is_number_integer() : number.is_number()) &&
+                  std::isfinite(number.get<double>()) && holds(limits, number.get<double>());
+         });
+}
+
+Json shortest(double value) {
+  const bool whole = value >= 0 && value < 0x1p53 &&
+                     value == static_cast<double>(static_cast<std::int64_t>(value));
+  return whole ? Json(static_cast<std::int64_t>(value)) : Json(value);
 }
 
 void read_value(JsonObject& object, const char* key, std::vector<std::uint64_t>& values,

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/core/digest.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
@@ -64,8 +65,17 @@ void read_value(JsonObject& object, const char* key, Bytes& value, const Limits&
                 bool may_lack);
 void read_value(JsonObject& object, const char* key, bool& value, bool may_lack);
 void read_value(JsonObject& object, const char* key, std::string& value, bool may_lack);
+void read_value(JsonObject& object, const char* key, Digest& value, bool may_lack);
 void read_value(JsonObject& object, const char* key, std::vector<std::uint64_t>& values,
                 bool may_lack);
+void read_measured(JsonObject& object, const char* key, double& value, bool may_lack);
+[[nodiscard]] Json measured(double value);
+void read_figures(JsonObject& object, const char* key, Json& value);
+// Returns whether a list has 1 to `most` finite numbers within `limits`.
+enum class Numbers { kAny, kWhole };
+[[nodiscard]] bool are_numbers(const Json& list, Numbers kind, std::size_t most,
+                               const Limits& limits);
+[[nodiscard]] Json shortest(double value);
 // Returns `limits` within the ends of the type.
 [[nodiscard]] Limits within(Limits limits, double min, double max);
 
@@ -93,13 +103,53 @@ class FieldReader {
     value = absent;
     read(key, value, limits, /*may_lack=*/true);
   }
+  // Reads a number that is NaN if it is null, because JSON has no number for it. So a diverged run
+  // can still be examined.
+  void measured(const char* key, double& value) {
+    internal::read_measured(object_, key, value, /*may_lack=*/false);
+  }
+  void optional_measured(const char* key, double& value) {
+    internal::read_measured(object_, key, value, /*may_lack=*/true);
+  }
+  void optional_measured(const char* key, std::optional<double>& value) {
+    value.reset();
+    if (object_.value(key) != nullptr) measured(key, value.emplace());
+  }
+  // Reads a number, which is written without a fraction if it is whole.
+  void number(const char* key, double& value) { (*this)(key, value); }
+  // Reads a list of 1 to `most` numbers. Refuses any other value with the text `refused`.
+  template <typename T>
+  void numbers(const char* key, std::vector<T>& values, std::size_t most, const Limits& limits,
+               std::string_view refused) {
+    using internal::Numbers;
+    const Json* given = object_.value(key);
+    const auto kind = std::integral<T> ? Numbers::kWhole : Numbers::kAny;
+    if (given != nullptr && internal::are_numbers(*given, kind, most, limits)) {
+      given->get_to(values);
+    } else {
+      object_.fail(key, refused);
+    }
+  }
+  // Reads a list. An absent one is empty, which is not written.
+  template <typename T>
+  void unless_empty(const char* key, std::vector<T>& values) {
+    optional(key, values);
+  }
+  // Reads any object. An absent one is empty, which is not written.
+  void figures(const char* key, Json& value) { internal::read_figures(object_, key, value); }
   // Reads what `to(value)` wrote, a text or a number. `from` takes it back and returns an Expected.
   // The text of its error follows the key.
   template <typename T, typename To, typename From>
   void mapped(const char* key, T& value, To to, From from) {
+    if (object_.value(key) == nullptr) return object_.fail(key, "is missing");
+    optional_mapped(key, value, to, from);
+  }
+  template <typename T, typename To, typename From>
+  void optional_mapped(const char* key, T& value, To to, From from) {
     using Result = decltype(to(value));
     std::conditional_t<std::is_convertible_v<Result, std::string_view>, std::string, Result>
         given{};
+    if (object_.value(key) == nullptr) return;
     (*this)(key, given);
     const auto read = from(given);
     if (read) {
@@ -156,9 +206,28 @@ class FieldWriter {
                 const Limits& limits = {}) {
     if (!(value == absent)) (*this)(key, value, limits);
   }
+  void measured(const char* key, double value) { json_[key] = internal::measured(value); }
+  void optional_measured(const char* key, std::optional<double> value) {
+    if (value) measured(key, *value);
+  }
+  void number(const char* key, double value) { json_[key] = internal::shortest(value); }
+  template <typename T>
+  void numbers(const char* key, const std::vector<T>& values, std::size_t /*most*/,
+               const Limits& /*limits*/, std::string_view /*refused*/) {
+    json_[key] = values;
+  }
+  template <typename T>
+  void unless_empty(const char* key, const std::vector<T>& values) {
+    if (!values.empty()) (*this)(key, values);
+  }
+  void figures(const char* key, const Json& value) {
+    if (!value.empty()) json_[key] = value;
+  }
   template <typename T, typename To, typename From>
-  void mapped(const char* key, const T& value, To to, From /*from*/) {
-    json_[key] = to(value);
+  void mapped(const char* key, const T& value, To to, From /*from*/);
+  template <typename T, typename To, typename From>
+  void optional_mapped(const char* key, const T& value, To to, From from) {
+    mapped(key, value, to, from);
   }
   void any(const char* key, const Json& value) {
     if (!value.is_null()) json_[key] = value;
@@ -243,6 +312,8 @@ template <typename T>
     return all;
   } else if constexpr (requires { value.value; }) {  // an id, or bytes
     return value.value;
+  } else if constexpr (std::same_as<T, Digest>) {
+    return value.hex();
   } else {
     return Json(value);
   }
@@ -257,6 +328,11 @@ void FieldWriter::operator()(const char* key, const T& value, const Limits& limi
   } else {
     json_[key] = internal::written(value);
   }
+}
+
+template <typename T, typename To, typename From>
+void FieldWriter::mapped(const char* key, const T& value, To to, From /*from*/) {
+  json_[key] = internal::written(to(value));
 }
 
 template <typename T>

@@ -44,4 +44,12 @@ namespace dynmo {
 
 [[nodiscard]] Expected<void> make_directories(const std::filesystem::path& path);
 
+// Returns the kind of a file by its first bytes, with a remedy: "a Git LFS pointer: ...". Returns
+// "" if the bytes show none. For files whose content contradicts their names: pointers, archives,
+// pages of a failed download. A reader's error then names the content instead of the byte at which
+// it failed.
+[[nodiscard]] std::string known_content(std::string_view bytes);
+// Returns whether the text is a placeholder for another file (a Git LFS pointer).
+[[nodiscard]] bool is_pointer_file(std::string_view bytes);
+
 }  // namespace dynmo

@@ -10,7 +10,6 @@
 #include <unordered_set>
 
 #include "dynmo/core/files.h"
-#include "dynmo/core/known_content.h"
 #include "dynmo/core/nearest.h"
 
 namespace dynmo {
@@ -177,6 +176,22 @@ Expected<Json> parse_json(std::string_view text, std::string_view origin) {
     return make_error(ErrorCode::kBadInput, "{}: wanted JSON: {}", origin,
                       other.empty() ? why : "it is " + other);
   }
+}
+
+Expected<void> visit_json_lines(
+    std::string_view text, std::string_view name,
+    const std::function<Expected<void>(Json json, const std::string& origin)>& visit,
+    std::string_view before_number) {
+  for (int number = 1; !text.empty(); ++number) {
+    const std::size_t newline = text.find('\n');
+    const bool finished = newline != std::string_view::npos;
+    const std::string origin = fmt::format("{}{}{}", name, before_number, number);
+    auto json = parse_json(text.substr(0, newline), origin);
+    if (!json) return finished ? Expected<void>(json.error()) : Expected<void>();
+    DYNMO_TRY(visit(*std::move(json), origin));
+    text.remove_prefix(finished ? newline + 1 : text.size());
+  }
+  return {};
 }
 
 JsonObject::JsonObject(const Json& json, std::string origin, std::string pointer)

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -26,6 +27,14 @@ inline constexpr std::size_t kMaxJsonBytes = std::size_t{256} << 20;
 // of the fault). Also returns it for more than 64 nested levels, or if an object has a key twice.
 [[nodiscard]] Expected<Json> read_json(const std::filesystem::path& path);
 [[nodiscard]] Expected<Json> parse_json(std::string_view text, std::string_view origin);
+
+// Visits the values of a text that has one in each line, with their places: NAME, `before_number`
+// and the number of the line. Ignores an unreadable last line without a newline, which a killed
+// process left half written.
+[[nodiscard]] Expected<void> visit_json_lines(
+    std::string_view text, std::string_view name,
+    const std::function<Expected<void>(Json json, const std::string& origin)>& visit,
+    std::string_view before_number = ": line ");
 
 // Reads one object. After the first fault, later reads return defaults. So a caller reads all
 // fields in a row and checks once: `DYNMO_TRY(object.finish())`.

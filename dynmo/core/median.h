@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Medians of measured values, which one disturbed step does not move.
+// Means of measured values, and medians, which one disturbed step does not move.
 
+#include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace dynmo {
@@ -18,5 +20,21 @@ inline constexpr double kMedianPerMeanError = 1.2533;
 [[nodiscard]] double median(std::vector<double> values);
 // Like median(), without a copy. Changes the order of the values.
 [[nodiscard]] double median_in_place(std::span<double> values);
+// Returns the median of one number over the elements of a range.
+template <typename Range, typename Get>
+double median_of(const Range& range, Get get) {
+  std::vector<double> values;
+  for (const auto& element : range) values.push_back(get(element));
+  return median(std::move(values));
+}
+
+// Returns the mean. Requires one value or more.
+[[nodiscard]] inline double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+// Returns part / whole, or 0 if `whole` is.
+[[nodiscard]] inline double share(double part, double whole) {
+  return whole > 0 ? part / whole : 0;
+}
 
 }  // namespace dynmo

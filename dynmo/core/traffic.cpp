@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <tuple>
 
+#include "dynmo/core/fields.h"
+
 namespace dynmo {
 namespace {
 
 constexpr std::array<std::string_view, kPurposes.size()> kNames = {
     "activation", "gradient", "reduction", "migration", "control"};
+
+constexpr Limits kNumber{.wanted = "the number of a rank"};
 
 auto key(const TrafficRow& row) { return std::tuple(row.from, row.to, row.purpose); }
 
@@ -34,23 +38,22 @@ TrafficRows sums_of(std::vector<TrafficRow> rows) {
     if (sums.empty() || key(sums.back()) != key(row)) {
       sums.push_back(row);
     } else {
-      sums.back().count.messages += row.count.messages;
-      sums.back().count.bytes += row.count.bytes;
+      add(sums.back().count, row.count);
     }
   }
   return sums;
 }
 
-Json traffic_json(const TrafficRows& rows) {
-  Json json = Json::array();
-  for (const TrafficRow& row : rows) {
-    json.push_back({{"from", row.from.value},
-                    {"to", row.to.value},
-                    {"purpose", name(row.purpose)},
-                    {"messages", row.count.messages},
-                    {"bytes", row.count.bytes.value}});
-  }
-  return json;
+void list_fields(IsA<TrafficRow> auto& row, auto& visit) {
+  visit("from", row.from, kNumber);
+  visit("to", row.to, kNumber);
+  visit.mapped("purpose", row.purpose, name, parse_purpose);
+  visit("messages", row.count.messages, kCount);
+  visit("bytes", row.count.bytes);
 }
+Json to_json(const TrafficRow& row) { return write_list(row); }
+void read_fields(JsonObject& object, TrafficRow& row) { read_list(object, row); }
+
+Json traffic_json(const TrafficRows& rows) { return internal::written(rows); }
 
 }  // namespace dynmo

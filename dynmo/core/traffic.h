@@ -28,6 +28,10 @@ struct MessageCount {
   Bytes bytes;
   friend bool operator==(const MessageCount&, const MessageCount&) = default;
 };
+inline void add(MessageCount& sum, const MessageCount& count) {
+  sum.messages += count.messages;
+  sum.bytes += count.bytes;
+}
 
 struct TrafficRow {
   WorldRank from;
@@ -43,7 +47,10 @@ using TrafficRows = std::vector<TrafficRow>;
 // message.
 [[nodiscard]] TrafficRows sums_of(std::vector<TrafficRow> rows);
 
-// Returns an array of objects `from, to, purpose, messages, bytes`.
+// Writes and reads the fields of an object (core/fields.h). Ranks are any numbers.
+[[nodiscard]] Json to_json(const TrafficRow& row);
+void read_fields(JsonObject& object, TrafficRow& row);
+// Returns an array of these objects.
 [[nodiscard]] Json traffic_json(const TrafficRows& rows);
 
 }  // namespace dynmo

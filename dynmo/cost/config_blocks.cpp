@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/cost/config_blocks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +6,7 @@
 #include <map>
 #include <optional>
 
-#include "dynmo/cost/config_patterns.h"
+#include "dynmo/cost/config_keys.h"
 
 namespace dynmo::cost {
 namespace {

@@ -15,6 +15,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/cost/family_table.h"
+#include "dynmo/cost/transformer.h"
 
 namespace dynmo::cost {
 
@@ -55,5 +56,23 @@ class ConfigKeys {
   std::set<std::string> asked_;
   JsonObject object_;
 };
+
+// Sets the sizes, the fields that all blocks have in common, and the half blocks of `shape`.
+// Sequence and micro-batch of `shape` are already set. Faults are recorded in `keys`. After one,
+// `shape` is not valid.
+void read_blocks(ConfigKeys& keys, const FamilyRow& row, TransformerShape& shape);
+
+// Returns "full_attention", "sliding_attention", "linear_attention", ... for each block.
+[[nodiscard]] std::vector<std::string> attention_kinds(ConfigKeys& keys, const FamilyRow& row,
+                                                       std::int64_t blocks);
+// Returns for each block whether it has an indexer. Others use the choice of an earlier block.
+[[nodiscard]] std::vector<bool> own_indexers(ConfigKeys& keys, std::int64_t blocks);
+// Returns for each block whether it has experts, in a model with experts.
+[[nodiscard]] std::vector<bool> sparse_blocks(ConfigKeys& keys, std::int64_t blocks);
+// Returns "mamba", "attention", "mlp" or "moe" for each block of one mixer. There is at least one
+// block.
+[[nodiscard]] std::vector<std::string> single_kinds(ConfigKeys& keys);
+// Returns for each block the number of tokens that become one key: 0 (none), 4 or 128.
+[[nodiscard]] std::vector<std::int64_t> compressions(ConfigKeys& keys, std::int64_t blocks);
 
 }  // namespace dynmo::cost

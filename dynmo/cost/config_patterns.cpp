@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/cost/config_patterns.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <sstream>
+
+#include "dynmo/cost/config_keys.h"
 
 namespace dynmo::cost {
 namespace {

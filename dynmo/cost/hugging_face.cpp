@@ -9,7 +9,6 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/nearest.h"
-#include "dynmo/cost/config_blocks.h"
 #include "dynmo/cost/config_keys.h"
 #include "dynmo/cost/family_table.h"
 

@@ -3,8 +3,8 @@
 #include <array>
 #include <utility>
 
+#include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
-#include "dynmo/core/known_content.h"
 #include "dynmo/data/corpus_impl.h"
 #include "dynmo/data/utf8.h"
 

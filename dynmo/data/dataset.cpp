@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/data/dataset.h"
 
-#include <limits>
+#include <utility>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/core/files.h"
-#include "dynmo/core/json.h"
 #include "dynmo/data/sentence_piece.h"
 
 namespace dynmo::data {
@@ -12,39 +12,8 @@ namespace {
 
 constexpr std::string_view kFormat = "dynmo-dataset-1";
 
-Json to_json(const ShardSummary& shard) {
-  return {{"documents", shard.documents},
-          {"tokens", shard.tokens},
-          {"bin_digest", shard.bin.hex()},
-          {"idx_digest", shard.idx.hex()}};
-}
-
-std::int64_t read_count(JsonObject& object, const std::string& key) {
-  const std::int64_t count = object.integer(key);
-  if (count < 0) object.fail(key, fmt::format("is {}, wanted 0 or more", count));
-  return count;
-}
-
-Digest read_digest(JsonObject& object, const std::string& key) {
-  const auto digest = parse_digest(object.string(key));
-  if (!digest) object.fail(key, "is not a digest, wanted 32 hexadecimal digits");
-  return digest.value_or(Digest{});
-}
-
-Expected<ShardSummary> read_shard(JsonObject& root, const std::string& key) {
-  auto object = root.object(key);
-  if (!object) {
-    root.fail(key, "is missing");
-    return root.finish().error();
-  }
-  ShardSummary shard;
-  shard.documents = read_count(*object, "documents");
-  shard.tokens = read_count(*object, "tokens");
-  shard.bin = read_digest(*object, "bin_digest");
-  shard.idx = read_digest(*object, "idx_digest");
-  DYNMO_TRY(object->finish());
-  return shard;
-}
+constexpr Limits kToken{.wanted = "a token below the vocabulary"};
+constexpr Limits kVocabulary{.min = 1, .wanted = "1 to 2^31 - 1"};
 
 Expected<TokenShard> open_shard(const std::filesystem::path& folder, const char* name,
                                 const ShardSummary& expected) {
@@ -69,6 +38,37 @@ Expected<void> verify_shard(const TokenShard& shard, const ShardSummary& expecte
 
 }  // namespace
 
+void list_fields(IsA<ShardSummary> auto& shard, auto& visit) {
+  visit("documents", shard.documents, kCount);
+  visit("tokens", shard.tokens, kCount);
+  visit("bin_digest", shard.bin);
+  visit("idx_digest", shard.idx);
+}
+
+void list_fields(IsA<DatasetDescription> auto& description, auto& visit) {
+  visit.format(kFormat);
+  visit("tokenizer", description.tokenizer);
+  if (description.tokenizer == kSentencePieceTokenizer) {
+    visit("tokenizer_digest", description.tokenizer_model);
+  }
+  visit("vocabulary", description.vocabulary, kVocabulary);
+  visit("end_of_document", description.end_of_document, kToken);
+  visit("seed", description.seed);
+  visit("validation_share", description.validation_share);
+  visit("train", description.train);
+  visit("validation", description.validation);
+}
+void check_fields(const IsA<DatasetDescription> auto& description, JsonObject& object) {
+  if (description.tokenizer != kByteTokenizer && description.tokenizer != kSentencePieceTokenizer) {
+    object.fail("tokenizer", fmt::format("is '{}', wanted {} or {}", description.tokenizer,
+                                         kByteTokenizer, kSentencePieceTokenizer));
+  }
+  const auto [vocabulary, end] = std::pair(description.vocabulary, description.end_of_document);
+  if (end < 0 || end >= vocabulary) {
+    object.fail("end_of_document", fmt::format("is {}, wanted a token below {}", end, vocabulary));
+  }
+}
+
 std::string tokenizer_name(const DatasetDescription& description) {
   if (description.tokenizer == kByteTokenizer) return std::string(kByteTokenizer);
   return description.tokenizer_model.hex();
@@ -81,55 +81,13 @@ std::string tokenizer_name(const Tokenizer& tokenizer) {
 
 Expected<void> write_description(const std::filesystem::path& folder,
                                  const DatasetDescription& description) {
-  Json json = {{"format", kFormat}, {"tokenizer", description.tokenizer}};
-  if (description.tokenizer != kByteTokenizer) {
-    json["tokenizer_digest"] = description.tokenizer_model.hex();
-  }
-  json["vocabulary"] = description.vocabulary;
-  json["end_of_document"] = description.end_of_document;
-  json["seed"] = description.seed;
-  json["validation_share"] = description.validation_share;
-  json["train"] = to_json(description.train);
-  json["validation"] = to_json(description.validation);
-  return write_file_durably(folder / kDescriptionFile, json.dump(2) + "\n");
+  return write_file_durably(folder / kDescriptionFile, write_list(description).dump(2) + "\n");
 }
 
 Expected<DatasetDescription> read_description(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / kDescriptionFile;
   DYNMO_ASSIGN(const Json json, read_json(path));
-  JsonObject root(json, path.string());
-  root.expect_format(kFormat);
-  DatasetDescription description;
-  description.tokenizer = root.string("tokenizer");
-  if (description.tokenizer == kSentencePieceTokenizer) {
-    description.tokenizer_model = read_digest(root, "tokenizer_digest");
-  } else if (description.tokenizer != kByteTokenizer) {
-    root.fail("tokenizer", fmt::format("is '{}', wanted {} or {}", description.tokenizer,
-                                       kByteTokenizer, kSentencePieceTokenizer));
-  }
-  const std::int64_t vocabulary = root.integer("vocabulary");
-  const std::int64_t end = root.integer("end_of_document");
-  if (vocabulary < 1 || vocabulary > std::numeric_limits<std::int32_t>::max()) {
-    root.fail("vocabulary", fmt::format("is {}, wanted 1 to 2^31 - 1", vocabulary));
-  } else if (end < 0 || end >= vocabulary) {
-    root.fail("end_of_document", fmt::format("is {}, wanted a token below {}", end, vocabulary));
-  } else {
-    description.vocabulary = static_cast<std::int32_t>(vocabulary);
-    description.end_of_document = static_cast<std::int32_t>(end);
-  }
-  // The whole range of a seed, which is more than JsonObject::integer reads.
-  root.ignore("seed");
-  const auto seed = json.is_object() ? json.find("seed") : json.end();
-  if (seed == json.end() || !seed->is_number_unsigned()) {
-    root.fail("seed", "is missing or not a whole number of at least 0");
-  } else {
-    description.seed = seed->get<std::uint64_t>();
-  }
-  description.validation_share = root.number("validation_share");
-  DYNMO_ASSIGN(description.train, read_shard(root, "train"));
-  DYNMO_ASSIGN(description.validation, read_shard(root, "validation"));
-  DYNMO_TRY(root.finish());
-  return description;
+  return parse_fields<DatasetDescription>(json, path.string());
 }
 
 Expected<Dataset> open_dataset(const std::filesystem::path& folder) {

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/permute.h"
 #include "dynmo/core/rng.h"
 
 namespace dynmo::data {

@@ -10,8 +10,8 @@
 #include <unordered_set>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/known_content.h"
-#include "dynmo/core/permute.h"
+#include "dynmo/core/files.h"
+#include "dynmo/core/rng.h"
 #include "dynmo/data/utf8.h"
 
 namespace dynmo::data {

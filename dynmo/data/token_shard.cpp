@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/known_content.h"
+#include "dynmo/core/files.h"
 #include "dynmo/data/shard_format_impl.h"
 
 namespace dynmo::data {

@@ -250,25 +250,6 @@ class Replay final : public LoadModel {
   std::optional<Recording> recording_;
 };
 
-// Lines of a text; the last one may lack its newline.
-struct Lines {
-  std::string_view text;
-  std::size_t start = 0;
-  int number = 0;
-  bool finished = true;  // whether the line read last ended in a newline
-
-  bool next(std::string_view& line) {
-    if (start >= text.size()) return false;
-    const std::size_t newline = text.find('\n', start);
-    finished = newline != std::string_view::npos;
-    const std::size_t end = finished ? newline : text.size();
-    line = text.substr(start, end - start);
-    start = end + 1;
-    ++number;
-    return true;
-  }
-};
-
 }  // namespace
 
 Expected<std::string> TraceLines::add(std::int64_t step, cost::Announced change,
@@ -324,34 +305,33 @@ Expected<void> record(const LoadModel& load, std::int64_t steps, std::int64_t ev
 }
 
 Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::string_view name) {
-  Lines lines{.text = text};
-  std::string_view line;
-  if (!lines.next(line)) {
+  if (text.empty()) {
     return make_error(ErrorCode::kBadInput, "{}: is empty, wanted a \"{}\" file", name, kFormat);
   }
-  const auto origin = [&] { return fmt::format("{}: line {}", name, lines.number); };
-  DYNMO_ASSIGN(Json first, parse_json(line, origin()));
-  DYNMO_ASSIGN(cost::ModelCost header, read_header(first, origin()));
+  const std::string head = fmt::format("{}: line 1", name);
+  DYNMO_ASSIGN(Json first, parse_json(text.substr(0, text.find('\n')), head));
+  DYNMO_ASSIGN(cost::ModelCost header, read_header(first, head));
   std::optional<Recording> recording;
   if (const auto run = first.find("run"); run != first.end()) {
-    DYNMO_ASSIGN(RunStart start, parse_run_start(*run, origin(), header.size()));
+    DYNMO_ASSIGN(RunStart start, parse_run_start(*run, head, header.size()));
     recording = Recording{.start = std::move(start)};
   }
   TraceStep before = columns_of(header);
   before.step = -1;
   std::vector<TraceStep> steps;
-  while (lines.next(line)) {
-    const auto json = parse_json(line, origin());
-    if (!json && !lines.finished) break;
-    if (!json) return json.error();
-    DYNMO_ASSIGN(before, read_step(*json, origin(), before));
+  bool is_header = true;
+  const auto add = [&](const Json& json, const std::string& origin) -> Expected<void> {
+    if (std::exchange(is_header, false)) return {};
+    DYNMO_ASSIGN(before, read_step(json, origin, before));
     steps.push_back(before);
-    if (const auto measured = json->find("measured"); recording && measured != json->end()) {
-      DYNMO_ASSIGN(recording->steps[before.step],
-                   parse_observation(*measured, origin(), header.size()));
-      if (before.moving) recording->moving.insert(before.step);
-    }
-  }
+    const auto measured = json.find("measured");
+    if (!recording || measured == json.end()) return {};
+    DYNMO_ASSIGN(recording->steps[before.step],
+                 parse_observation(*measured, origin, header.size()));
+    if (before.moving) recording->moving.insert(before.step);
+    return {};
+  };
+  DYNMO_TRY(visit_json_lines(text, name, add));
   if (steps.empty()) {
     return make_error(ErrorCode::kBadInput, "{}: has no steps, wanted a line for at least one",
                       name);

@@ -24,7 +24,9 @@ class LoadModel {
   [[nodiscard]] virtual cost::ModelCost at(std::int64_t step) const = 0;
   // Returns the change that training itself makes between `step` - 1 and `step`, to announce it to
   // a controller. Returns kNothing if only the costs drift.
-  [[nodiscard]] virtual cost::Announced announced_at(std::int64_t step) const = 0;
+  [[nodiscard]] virtual cost::Announced announced_at(std::int64_t /*step*/) const {
+    return cost::Announced::kNothing;
+  }
   // Returns whether training counts the work of its layers in every step: rows, pairs, tokens an
   // expert.
   [[nodiscard]] virtual bool counts_work() const { return false; }

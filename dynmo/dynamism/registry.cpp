@@ -17,9 +17,6 @@ class Static final : public LoadModel {
  public:
   explicit Static(cost::ModelCost model) : model_(std::move(model)) {}
   cost::ModelCost at(std::int64_t /*step*/) const override { return model_; }
-  cost::Announced announced_at(std::int64_t /*step*/) const override {
-    return cost::Announced::kNothing;
-  }
 
  private:
   cost::ModelCost model_;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/kernels/balanced_assignment.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,6 +6,7 @@
 #include <tuple>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/select_top.h"
 
 namespace dynmo::kernels {
 namespace {

@@ -10,7 +10,6 @@
 #include <numeric>
 
 #include "dynmo/core/check.h"
-#include "dynmo/kernels/balanced_assignment.h"
 #include "dynmo/kernels/select_top.h"
 
 namespace dynmo::model {

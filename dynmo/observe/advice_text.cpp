@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/observe/advice_text.h"
-
 #include <fmt/format.h>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/units.h"
+#include "dynmo/observe/plan_report.h"
 #include "dynmo/observe/table.h"
 
 namespace dynmo::observe {

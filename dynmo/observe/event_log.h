@@ -15,8 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include "dynmo/control/policy.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
+#include "dynmo/core/units.h"
 #include "dynmo/plan/plan.h"
 
 namespace dynmo::observe {
@@ -67,5 +69,9 @@ enum class EventsOf { kAll, kTakeOver };
 // Returns the plan that an event puts in force. The plan of a decision is put in force by the move
 // after it.
 [[nodiscard]] Expected<std::optional<plan::Plan>> plan_of(const Event& event);
+
+// Returns the fields of events of kind "decision" and "move" (docs/formats.md).
+[[nodiscard]] Json decision_event(const control::Decision& decision);
+[[nodiscard]] Json move_event(int layers, Bytes bytes, double seconds, const plan::Plan& plan);
 
 }  // namespace dynmo::observe

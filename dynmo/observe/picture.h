@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "dynmo/schedule/timeline.h"
+#include "dynmo/schedule/schedule.h"
 
 namespace dynmo::observe {
 

@@ -4,6 +4,7 @@
 // A plan as text. Parts are the stages as a table, the step beside other plans, the ranks' waiting
 // times, and the pipeline as a picture.
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,11 +12,11 @@
 #include "dynmo/core/traffic.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
-#include "dynmo/observe/advice_text.h"
 #include "dynmo/observe/picture.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/question/advice.h"
 #include "dynmo/plan/question/question.h"
 #include "dynmo/plan/recompute.h"
 
@@ -26,6 +27,12 @@ struct Compared {
   std::string name;  // "uniform 1f1b", "plan in force"
   plan::Evaluation evaluation;
   bool fits = true;  // within the memory of its ranks
+};
+
+// The words with which a program sets the keys, before their value.
+struct AdviceWords {
+  std::map<plan::AdviceKey, std::string> keys;
+  std::string hour = "rank-hour";
 };
 
 struct PlanReport {
@@ -60,5 +67,9 @@ struct PlanReport {
 // Returns lines of text, each ending with a newline. Shows at most 64 stages, the first and the
 // last ones. Requires an evaluation of the same plan.
 [[nodiscard]] std::string plan_report(const PlanReport& report, const PictureOptions& options = {});
+
+// Returns two or three sentences, one on each line. `tokens` are those of a step; 0: not known.
+[[nodiscard]] std::string advice_text(const plan::Advice& advice, double tokens,
+                                      const AdviceWords& words);
 
 }  // namespace dynmo::observe

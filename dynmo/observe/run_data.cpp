@@ -440,12 +440,12 @@ Expected<RunData> read_one(const RunFolder& root, const RunFolder& folder, const
   DYNMO_TRY(add_move(folder, events, run));
   run.head = run_head(root, summary, number, totals_of(ranks, columns, events, run));
   run.tables["traffic"] = Json::array();
-  for (const TrafficRow& row : number ? summary.runs[*number].traffic : std::vector<TrafficRow>()) {
-    run.tables["traffic"].push_back({{"from", row.from},
-                                     {"to", row.to},
-                                     {"purpose", row.purpose},
-                                     {"bytes", row.bytes.value},
-                                     {"messages", row.messages}});
+  for (const TrafficRow& row : number ? summary.runs[*number].traffic : TrafficRows()) {
+    run.tables["traffic"].push_back({{"from", row.from.value},
+                                     {"to", row.to.value},
+                                     {"purpose", dynmo::name(row.purpose)},
+                                     {"bytes", row.count.bytes.value},
+                                     {"messages", row.count.messages}});
   }
   return run;
 }

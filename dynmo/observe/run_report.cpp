@@ -14,7 +14,6 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/observe/chart.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/run_history.h"
 #include "dynmo/observe/table.h"
@@ -23,7 +22,6 @@ namespace dynmo::observe {
 namespace {
 
 constexpr int kChartWidth = 72;
-constexpr std::array kPurposes = {"activation", "gradient", "reduction", "migration", "control"};
 
 using Lines = std::vector<std::string>;
 
@@ -191,13 +189,13 @@ std::string bytes_a_step(const RunSummary& run, Bytes bytes) {
 
 void add_traffic(Lines& lines, const RunSummary& run) {
   std::string line;
-  for (const char* purpose : kPurposes) {
+  for (const Purpose purpose : kPurposes) {
     Bytes sum;
     for (const TrafficRow& row : run.traffic) {
-      if (row.purpose == purpose) sum += row.bytes;
+      if (row.purpose == purpose) sum += row.count.bytes;
     }
     if (sum == Bytes{0}) continue;
-    line += fmt::format("{}{} {}", line.empty() ? "" : ", ", purpose, bytes_a_step(run, sum));
+    line += fmt::format("{}{} {}", line.empty() ? "" : ", ", name(purpose), bytes_a_step(run, sum));
   }
   if (!line.empty()) lines.push_back("traffic    a step: " + line);
 }
@@ -308,47 +306,44 @@ std::string traffic_table(const RunSummary& run, std::size_t most) {
   struct Pair {
     std::string from;
     std::string to;
-    std::map<std::string, Bytes> bytes;  // by purpose
-    Bytes all;
-    std::int64_t messages = 0;
+    std::map<Purpose, Bytes> bytes;
+    MessageCount all;
   };
-  std::map<std::pair<int, int>, Pair> by_ranks;
+  std::map<std::pair<WorldRank, WorldRank>, Pair> by_ranks;
   for (const TrafficRow& row : run.traffic) {
     Pair& pair = by_ranks[{row.from, row.to}];
     pair.from = fmt::format("{}", row.from);
     pair.to = fmt::format("{}", row.to);
-    pair.bytes[row.purpose] += row.bytes;
-    pair.all += row.bytes;
-    pair.messages += row.messages;
+    pair.bytes[row.purpose] += row.count.bytes;
+    add(pair.all, row.count);
   }
   if (by_ranks.empty()) return "";
   std::vector<Pair> pairs;
   for (auto& [ranks, pair] : by_ranks) pairs.push_back(std::move(pair));
   if (pairs.size() > most) {
     std::stable_sort(pairs.begin(), pairs.end(),
-                     [](const Pair& a, const Pair& b) { return a.all > b.all; });
-    Pair others{.from = "other", .to = "pairs", .bytes = {}, .all = {}, .messages = 0};
+                     [](const Pair& a, const Pair& b) { return a.all.bytes > b.all.bytes; });
+    Pair others{.from = "other", .to = "pairs", .bytes = {}, .all = {}};
     for (std::size_t i = most; i < pairs.size(); ++i) {
       for (const auto& [purpose, bytes] : pairs[i].bytes) others.bytes[purpose] += bytes;
-      others.all += pairs[i].all;
-      others.messages += pairs[i].messages;
+      add(others.all, pairs[i].all);
     }
     pairs.resize(most);
     pairs.push_back(std::move(others));
   }
   std::vector<Column> columns = {{"from"}, {"to"}};
-  for (const char* purpose : kPurposes) columns.push_back({purpose});
+  for (const Purpose purpose : kPurposes) columns.push_back({std::string(name(purpose))});
   columns.push_back({"bytes a step"});
   columns.push_back({"messages a step"});
   std::vector<std::vector<std::string>> rows;
   for (Pair& pair : pairs) {
     rows.push_back({pair.from, pair.to});
-    for (const char* purpose : kPurposes) {
+    for (const Purpose purpose : kPurposes) {
       rows.back().push_back(bytes_a_step(run, pair.bytes[purpose]));
     }
-    rows.back().push_back(bytes_a_step(run, pair.all));
+    rows.back().push_back(bytes_a_step(run, pair.all.bytes));
     rows.back().push_back(
-        fmt::format("{:.1f}", static_cast<double>(pair.messages) / steps_of(run)));
+        fmt::format("{:.1f}", static_cast<double>(pair.all.messages) / steps_of(run)));
   }
   return table(columns, rows);
 }

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <variant>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 
@@ -84,17 +85,25 @@ inline constexpr auto kStepFacts = std::to_array<StepFact>({
     {"learning_rate", &StepFacts::learning_rate, MetricOf::kRun, OverSteps::kNothing, "", "lr"},
 });
 
+inline constexpr Limits kWholeFact{.min = 0, .wanted = "a whole number from 0 to 2^31 - 1"};
+
 // Selects the facts of an object in JSON: all of a step, or those that a run has (OverSteps).
 enum class FactsOf { kStep, kRun };
-// Writes the facts to an object.
-void write_facts(const StepFacts& facts, FactsOf of, Json& json);
-// Reads the facts of an object. Absent facts are 0. `json` is the object that `object` reads.
-void read_facts(JsonObject& object, const Json& json, FactsOf of, StepFacts& facts);
-
-// Returns all facts in the order of the list, without their names, to save space.
-[[nodiscard]] Json fact_values(const StepFacts& facts);
-// Parses such values. Throws Json::exception for any other JSON.
-[[nodiscard]] StepFacts parse_fact_values(const Json& values);
+// Lists the facts as fields (core/fields.h). Absent facts are 0.
+template <typename Facts>
+void list_facts(Facts& facts, FactsOf of, auto& visit) {
+  for (const StepFact& fact : kStepFacts) {
+    if (of == FactsOf::kRun && fact.over_steps == OverSteps::kNothing) continue;
+    const char* key = fact.name.data();
+    if (const auto* number = std::get_if<double StepFacts::*>(&fact.field)) {
+      visit.optional_measured(key, facts.**number);
+    } else if (const auto* count = std::get_if<int StepFacts::*>(&fact.field)) {
+      visit.optional(key, facts.**count, kWholeFact);
+    } else {
+      visit.optional(key, facts.*std::get<Bytes StepFacts::*>(fact.field));
+    }
+  }
+}
 
 // Adds the facts of a step with this `over_steps` to `sums`.
 void add_facts(StepFacts& sums, const StepFacts& step, OverSteps over_steps);

@@ -14,20 +14,11 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
+#include "dynmo/core/traffic.h"
 #include "dynmo/core/units.h"
 #include "dynmo/observe/step_facts.h"
 
 namespace dynmo::observe {
-
-// Messages of one purpose from one rank to another, over the whole run.
-struct TrafficRow {
-  int from = 0;
-  int to = 0;
-  std::string purpose;  // "activation", "gradient", "reduction", "migration", "control"
-  std::int64_t messages = 0;
-  Bytes bytes;
-  friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
-};
 
 // The size of a run whose ranks may leave and join, as seconds of all ranks by activity. The
 // seconds of working, idle and changing ranks sum up to the time of all ranks in the run, without
@@ -73,7 +64,7 @@ struct RunSummary : StepFacts {
   std::int64_t checkpoints_failed = 0;
   std::optional<SizeSummary> size = {};  // none: the ranks did not change
   Json sources = Json::object();         // their figures of the last step, by name
-  std::vector<TrafficRow> traffic;
+  TrafficRows traffic;
   // The steps of `traffic`, without those of a plan under which a rank was lost. 0: all.
   std::int64_t traffic_steps = 0;
   friend bool operator==(const RunSummary&, const RunSummary&) = default;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/units.h"
-#include "dynmo/schedule/timeline.h"
+#include "dynmo/schedule/schedule.h"
 #include "dynmo/sim/simulate.h"
 
 namespace dynmo::observe {

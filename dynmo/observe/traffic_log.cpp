@@ -7,34 +7,21 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/core/files.h"
 
 namespace dynmo::observe {
 namespace {
 
-constexpr std::string_view kFormat = "dynmo-traffic-1";
+constexpr std::string_view kTrafficFormat = "dynmo-traffic-1";
 constexpr std::int64_t kMaxSum = std::int64_t{1} << 62;  // of all counts of a file
 
-std::int64_t count_of(JsonObject& object, const std::string& key) {
-  const std::int64_t value = object.integer(key);
-  if (value < 0) object.fail(key, fmt::format("is {}, wanted 0 or more", value));
-  return value;
-}
-
-std::int32_t small_of(JsonObject& object, const std::string& key) {
-  const std::int64_t value = object.integer(key);
-  if (value >= 0 && value <= std::numeric_limits<std::int32_t>::max()) {
-    return static_cast<std::int32_t>(value);
-  }
-  object.fail(key, fmt::format("is {}, wanted the number of a rank", value));
-  return 0;
-}
+constexpr Limits kRankNumber{.min = 0, .wanted = "the number of a rank"};
 
 // Adds `count` to a sum of them; false where that would be above kMaxSum.
 bool add_count(std::int64_t& sum, std::int64_t count) {
@@ -44,37 +31,25 @@ bool add_count(std::int64_t& sum, std::int64_t count) {
 }
 
 bool add_counts(std::int64_t& sum, const TrafficRows& rows) {
-  return std::ranges::all_of(rows, [&](const dynmo::TrafficRow& row) {
+  return std::ranges::all_of(rows, [&](const TrafficRow& row) {
     return add_count(sum, row.count.messages) && add_count(sum, row.count.bytes.value);
   });
 }
 
-Expected<TrafficRows> read_rows(JsonObject& object, const std::string& key,
-                                const std::set<int>& ranks) {
-  std::vector<dynmo::TrafficRow> rows;
-  for (JsonObject& one : object.objects(key)) {
-    const auto rank_of = [&](const std::string& end) {
-      const std::int32_t rank = small_of(one, end);
-      if (!ranks.contains(rank)) {
-        one.fail(end, fmt::format("is {}, wanted one of the ranks of this line", rank));
-      }
-      return WorldRank(rank);
-    };
-    dynmo::TrafficRow row;
-    row.from = rank_of("from");
-    row.to = rank_of("to");
-    const auto purpose = parse_purpose(one.string("purpose"));
-    if (!purpose) one.fail("purpose", purpose.error().message);
-    row.purpose = purpose.has_value() ? *purpose : Purpose::kControl;
-    row.count.messages = count_of(one, "messages");
-    row.count.bytes = one.bytes("bytes");
-    DYNMO_TRY(one.finish());
-    rows.push_back(row);
+void read_rows(JsonObject& object, const char* key, const std::set<int>& known, TrafficRows& rows) {
+  FieldReader{object}(key, rows);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    for (const auto& [end, rank] : {std::pair("from", rows[i].from), std::pair("to", rows[i].to)}) {
+      if (known.contains(rank.value)) continue;
+      object.fail(fmt::format("{}/{}/{}", key, i, end),
+                  fmt::format("is {}, wanted one of the ranks of this line", rank));
+    }
   }
   std::int64_t sum = 0;
-  if (add_counts(sum, rows)) return sums_of(std::move(rows));
-  object.fail(key, "adds up to more than 2^62 messages and bytes");
-  return TrafficRows();
+  if (!add_counts(sum, rows)) {
+    return object.fail(key, "adds up to more than 2^62 messages and bytes");
+  }
+  rows = sums_of(std::move(rows));
 }
 
 }  // namespace
@@ -84,7 +59,7 @@ Json to_json(const TrafficInterval& interval) {
   for (std::size_t r = 0; r < interval.ranks.size(); ++r) {
     ranks.push_back({{"rank", interval.ranks[r]}, {"node", interval.nodes[r]}});
   }
-  return {{"format", kFormat},
+  return {{"format", kTrafficFormat},
           {"generation", interval.generation},
           {"first_step", interval.first_step},
           {"steps", interval.steps},
@@ -95,23 +70,25 @@ Json to_json(const TrafficInterval& interval) {
 
 Expected<TrafficInterval> parse_traffic_interval(const Json& json, std::string_view origin) {
   JsonObject root(json, std::string(origin));
-  root.expect_format(std::string(kFormat));
+  FieldReader read(root);
   TrafficInterval interval;
-  interval.generation = count_of(root, "generation");
-  interval.first_step = count_of(root, "first_step");
-  interval.steps = count_of(root, "steps");
+  read.format(kTrafficFormat);
+  read("generation", interval.generation, kCount);
+  read("first_step", interval.first_step, kCount);
+  read("steps", interval.steps, kCount);
   std::set<int> known;
   for (JsonObject& rank : root.objects("ranks")) {
-    const std::int32_t number = small_of(rank, "rank");
-    if (!known.insert(number).second) {
-      rank.fail("rank", fmt::format("is {}, as of another rank of this line", number));
+    FieldReader inner(rank);
+    inner("rank", interval.ranks.emplace_back(), kRankNumber);
+    inner("node", interval.nodes.emplace_back(), kRankNumber);
+    if (!known.insert(interval.ranks.back()).second) {
+      rank.fail("rank",
+                fmt::format("is {}, as of another rank of this line", interval.ranks.back()));
     }
-    interval.ranks.push_back(number);
-    interval.nodes.push_back(small_of(rank, "node"));
-    DYNMO_TRY(rank.finish());
+    root.take_fault(rank);
   }
-  DYNMO_ASSIGN(interval.measured, read_rows(root, "measured", known));
-  DYNMO_ASSIGN(interval.predicted, read_rows(root, "predicted", known));
+  read_rows(root, "measured", known, interval.measured);
+  read_rows(root, "predicted", known, interval.predicted);
   DYNMO_TRY(root.finish());
   return interval;
 }
@@ -129,17 +106,8 @@ Expected<std::vector<TrafficInterval>> parse_traffic(std::string_view text,
                                                      std::string_view origin) {
   std::vector<TrafficInterval> intervals;
   std::int64_t sum = 0;
-  int line = 0;
-  for (std::size_t start = 0; start < text.size();) {
-    const std::size_t newline = text.find('\n', start);
-    const bool finished = newline != std::string_view::npos;
-    const std::size_t end = finished ? newline : text.size();
-    const std::string where = fmt::format("{}: line {}", origin, ++line);
-    const auto json = parse_json(text.substr(start, end - start), where);
-    start = end + 1;
-    if (!json && !finished) break;
-    if (!json) return json.error();
-    DYNMO_ASSIGN(TrafficInterval interval, parse_traffic_interval(*json, where));
+  const auto add = [&](const Json& json, const std::string& where) -> Expected<void> {
+    DYNMO_ASSIGN(TrafficInterval interval, parse_traffic_interval(json, where));
     const bool fits = add_count(sum, interval.steps) && add_counts(sum, interval.measured) &&
                       add_counts(sum, interval.predicted);
     if (!fits) {
@@ -149,7 +117,9 @@ Expected<std::vector<TrafficInterval>> parse_traffic(std::string_view text,
                         where);
     }
     intervals.push_back(std::move(interval));
-  }
+    return {};
+  };
+  DYNMO_TRY(visit_json_lines(text, origin, add));
   return intervals;
 }
 
@@ -161,7 +131,7 @@ Expected<std::vector<TrafficInterval>> read_traffic(const std::filesystem::path&
 void renumber(TrafficInterval& interval, const std::vector<int>& numbers) {
   for (int& rank : interval.ranks) rank = numbers[static_cast<std::size_t>(rank)];
   for (TrafficRows* rows : {&interval.measured, &interval.predicted}) {
-    for (dynmo::TrafficRow& row : *rows) {
+    for (TrafficRow& row : *rows) {
       row.from = WorldRank(numbers[row.from.index()]);
       row.to = WorldRank(numbers[row.to.index()]);
     }
@@ -172,8 +142,8 @@ void renumber(TrafficInterval& interval, const std::vector<int>& numbers) {
 TrafficInterval sum_of(const std::vector<TrafficInterval>& intervals) {
   TrafficInterval sum;
   std::map<int, int> nodes;
-  std::vector<dynmo::TrafficRow> measured;
-  std::vector<dynmo::TrafficRow> predicted;
+  std::vector<TrafficRow> measured;
+  std::vector<TrafficRow> predicted;
   for (const TrafficInterval& one : intervals) {
     if (sum.ranks.empty() && sum.steps == 0) sum.first_step = one.first_step;
     sum.generation = one.generation;

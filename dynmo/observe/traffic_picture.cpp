@@ -69,7 +69,7 @@ class Drawn {
  private:
   [[nodiscard]] Matrix matrix_of(const TrafficRows& rows) const {
     Matrix matrix(ranks.size(), std::vector<Bytes>(ranks.size()));
-    for (const dynmo::TrafficRow& row : rows) {
+    for (const TrafficRow& row : rows) {
       const auto from = place_.find(row.from.value);
       const auto to = place_.find(row.to.value);
       if (row.purpose == Purpose::kControl || from == place_.end() || to == place_.end()) continue;
@@ -88,7 +88,7 @@ std::string purposes_text(const TrafficInterval& traffic) {
   for (const Purpose purpose : kPurposes) {
     const auto sum = [&](const TrafficRows& rows) {
       Bytes bytes;
-      for (const dynmo::TrafficRow& row : rows) {
+      for (const TrafficRow& row : rows) {
         if (row.purpose == purpose) bytes += row.count.bytes;
       }
       return bytes;
@@ -225,10 +225,10 @@ std::string traffic_csv(std::span<const TrafficInterval> intervals) {
       "predicted_messages,predicted_bytes\n";
   for (const TrafficInterval& one : intervals) {
     std::map<std::tuple<WorldRank, WorldRank, Purpose>, std::pair<MessageCount, MessageCount>> rows;
-    for (const dynmo::TrafficRow& row : one.measured) {
+    for (const TrafficRow& row : one.measured) {
       rows[{row.from, row.to, row.purpose}].first = row.count;
     }
-    for (const dynmo::TrafficRow& row : one.predicted) {
+    for (const TrafficRow& row : one.predicted) {
       rows[{row.from, row.to, row.purpose}].second = row.count;
     }
     for (const auto& [key, counts] : rows) {
@@ -240,6 +240,30 @@ std::string traffic_csv(std::span<const TrafficInterval> intervals) {
     }
   }
   return csv;
+}
+
+tensor::SparseTensor tensor_of(const std::vector<TrafficInterval>& intervals) {
+  std::int32_t last = 0;
+  for (const TrafficInterval& one : intervals) {
+    for (const int rank : one.ranks) last = std::max(last, rank);
+  }
+  const auto size = static_cast<std::uint64_t>(last) + 1;
+  tensor::SparseTensor tensor{.sizes = {intervals.size(), size, size},
+                              .names = {"interval", "from", "to"},
+                              .indices = {{}, {}, {}}};
+  for (std::size_t i = 0; i < intervals.size(); ++i) {
+    std::map<std::pair<WorldRank, WorldRank>, Bytes> pairs;
+    for (const TrafficRow& row : intervals[i].measured) {
+      if (row.purpose != Purpose::kControl) pairs[{row.from, row.to}] += row.count.bytes;
+    }
+    for (const auto& [pair, bytes] : pairs) {
+      tensor.indices[0].push_back(static_cast<std::uint32_t>(i));
+      tensor.indices[1].push_back(static_cast<std::uint32_t>(pair.first.value));
+      tensor.indices[2].push_back(static_cast<std::uint32_t>(pair.second.value));
+      tensor.values.push_back(static_cast<double>(bytes.value));
+    }
+  }
+  return tensor;
 }
 
 }  // namespace dynmo::observe

@@ -7,8 +7,10 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dynmo/observe/traffic_log.h"
+#include "dynmo/tensor/sparse_tensor.h"
 
 namespace dynmo::observe {
 
@@ -29,5 +31,8 @@ struct TrafficTextOptions {
 
 // Returns a line of titles, and a line for each pair of ranks, purpose and interval.
 [[nodiscard]] std::string traffic_csv(std::span<const TrafficInterval> intervals);
+
+// Returns measured bytes by [interval, from, to] without control. Requires an interval.
+[[nodiscard]] tensor::SparseTensor tensor_of(const std::vector<TrafficInterval>& intervals);
 
 }  // namespace dynmo::observe

@@ -17,7 +17,6 @@
 #include "dynmo/plan/v_pair_impl.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
-#include "dynmo/schedule/placement.h"
 
 namespace dynmo::plan {
 namespace {

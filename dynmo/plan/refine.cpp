@@ -62,31 +62,6 @@ class LowerBound {
   std::vector<StageWork> sums_;
 };
 
-struct Neighbour {
-  Nanoseconds bound{0};
-  std::vector<int> counts;
-};
-
-// One layer from one rank to another.
-std::vector<Neighbour> neighbours(const std::vector<int>& counts, const LowerBound& bound,
-                                  Nanoseconds below) {
-  std::vector<Neighbour> result;
-  for (std::size_t from = 0; from < counts.size(); ++from) {
-    if (counts[from] == 1) continue;
-    for (std::size_t to = 0; to < counts.size(); ++to) {
-      if (to == from) continue;
-      std::vector<int> moved = counts;
-      --moved[from];
-      ++moved[to];
-      const Nanoseconds least = bound.of(moved);
-      if (least < below) result.push_back({least, std::move(moved)});
-    }
-  }
-  std::stable_sort(result.begin(), result.end(),
-                   [](const Neighbour& a, const Neighbour& b) { return a.bound < b.bound; });
-  return result;
-}
-
 struct Cut {
   std::vector<int> counts;
   Nanoseconds time{0};
@@ -94,7 +69,8 @@ struct Cut {
 
 // The first neighbour with a shorter replay, or nothing.
 Expected<std::optional<Cut>> shorter(const Cut& cut, const LowerBound& bound, Replayer& replayer) {
-  for (Neighbour& neighbour : neighbours(cut.counts, bound, cut.time)) {
+  const auto bound_of = [&](const std::vector<int>& counts) { return bound.of(counts); };
+  for (auto& neighbour : neighbours(cut.counts, bound_of, cut.time)) {
     if (replayer.actions() > kMostActions) break;
     DYNMO_ASSIGN(const auto time, replayer.step_time(neighbour.counts));
     if (!time || *time >= cut.time) continue;

@@ -14,10 +14,7 @@ namespace {
 
 constexpr double kMaxListedCuts = 50'000;
 
-struct BoundedCut {
-  double bound_s = 0;
-  std::vector<int> counts;
-};
+using TimedCut = BoundedCut<double>;
 
 double number_of_cuts(int layers, int stages) {
   double cuts = 1;
@@ -45,12 +42,12 @@ class CutSearch {
 
   // Replays every cut whose bound is below the best.
   Expected<void> try_all() {
-    std::vector<BoundedCut> cuts;
+    std::vector<TimedCut> cuts;
     std::vector<int> counts;
     list(counts, problem_.model.size(), cuts);
-    std::ranges::stable_sort(cuts, {}, &BoundedCut::bound_s);
-    for (const BoundedCut& cut : cuts) {
-      if (is_spent() || cut.bound_s >= best_s()) break;
+    std::ranges::stable_sort(cuts, {}, &TimedCut::bound);
+    for (const TimedCut& cut : cuts) {
+      if (is_spent() || cut.bound >= best_s()) break;
       DYNMO_TRY(replay(cut.counts));
     }
     return {};
@@ -60,8 +57,9 @@ class CutSearch {
   Expected<void> descend() {
     for (bool shorter = !best_.empty(); shorter && !is_spent();) {
       const std::vector<int> from = best_;
-      for (const BoundedCut& cut : neighbours(from)) {
-        if (is_spent() || cut.bound_s >= best_s()) break;
+      const auto bound_of = [&](const std::vector<int>& counts) { return bound_s(counts); };
+      for (const TimedCut& cut : neighbours(from, bound_of, best_s())) {
+        if (is_spent() || cut.bound >= best_s()) break;
         DYNMO_TRY(replay(cut.counts));
         if (best_ != from) break;
       }
@@ -112,7 +110,7 @@ class CutSearch {
     return most * problem_.micro_batches;
   }
 
-  void list(std::vector<int>& counts, int left, std::vector<BoundedCut>& cuts) const {
+  void list(std::vector<int>& counts, int left, std::vector<TimedCut>& cuts) const {
     const int open = static_cast<int>(problem_.placement.size() - counts.size());
     for (int take = open == 1 ? left : 1; take <= left - (open - 1); ++take) {
       counts.push_back(take);
@@ -123,23 +121,6 @@ class CutSearch {
       }
       counts.pop_back();
     }
-  }
-
-  [[nodiscard]] std::vector<BoundedCut> neighbours(const std::vector<int>& counts) const {
-    std::vector<BoundedCut> found;
-    for (std::size_t from = 0; from < counts.size(); ++from) {
-      if (counts[from] == 1) continue;
-      for (std::size_t to = 0; to < counts.size(); ++to) {
-        if (to == from) continue;
-        std::vector<int> moved = counts;
-        --moved[from];
-        ++moved[to];
-        const double bound = bound_s(moved);
-        found.push_back({bound, std::move(moved)});
-      }
-    }
-    std::ranges::stable_sort(found, {}, &BoundedCut::bound_s);
-    return found;
   }
 
   const ReplayedCutProblem& problem_;

@@ -19,7 +19,6 @@
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
-#include "dynmo/schedule/placement.h"
 #include "dynmo/sim/simulate.h"
 #include "dynmo/sim/step_timer.h"
 
@@ -128,5 +127,33 @@ class Replayer {
   std::int64_t replays_ = 0;
   std::int64_t actions_ = 0;
 };
+
+// Layers of each stage, and a time that their step takes at least.
+template <typename Bound>
+struct BoundedCut {
+  Bound bound{0};
+  std::vector<int> counts;
+};
+
+// Returns the cuts with one layer moved from one stage to another whose bound is less than `below`,
+// the least bound first. A stage keeps one layer.
+template <typename BoundOf, typename Bound>
+std::vector<BoundedCut<Bound>> neighbours(const std::vector<int>& counts, const BoundOf& bound_of,
+                                          Bound below) {
+  std::vector<BoundedCut<Bound>> found;
+  for (std::size_t from = 0; from < counts.size(); ++from) {
+    if (counts[from] == 1) continue;
+    for (std::size_t to = 0; to < counts.size(); ++to) {
+      if (to == from) continue;
+      std::vector<int> moved = counts;
+      --moved[from];
+      ++moved[to];
+      const Bound bound = bound_of(moved);
+      if (bound < below) found.push_back({bound, std::move(moved)});
+    }
+  }
+  std::ranges::stable_sort(found, {}, &BoundedCut<Bound>::bound);
+  return found;
+}
 
 }  // namespace dynmo::plan

@@ -11,7 +11,7 @@
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/plan/search_impl.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 
 namespace dynmo::plan {
 namespace {

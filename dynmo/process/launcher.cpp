@@ -21,9 +21,9 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
-#include "dynmo/process/descriptors.h"
 #include "dynmo/process/ending.h"
 #include "dynmo/process/ending_signals_impl.h"
+#include "dynmo/process/host_memory.h"
 #include "dynmo/process/late_ranks.h"
 #include "dynmo/process/launch_environment_impl.h"
 #include "dynmo/process/line_merger_impl.h"

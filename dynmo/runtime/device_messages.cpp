@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dynmo/schedule/lowering.h"
-#include "dynmo/transport/subset.h"
+#include "dynmo/transport/grid.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::runtime {

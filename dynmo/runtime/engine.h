@@ -21,7 +21,6 @@
 #include "dynmo/runtime/micro_batch.h"
 #include "dynmo/runtime/staging.h"
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/schedule/timeline.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
@@ -92,5 +91,9 @@ struct StepOutput {
 [[nodiscard]] Expected<StepOutput> run_schedule(transport::Transport& transport, int lane,
                                                 const model::Model& model, const StepInput& input,
                                                 LayerStates& states);
+
+// Adds the output of one more round. `first` is the number of its first micro-batch among this
+// replica's.
+void append(StepOutput& step, StepOutput round, int first);
 
 }  // namespace dynmo::runtime

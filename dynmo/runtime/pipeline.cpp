@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/median.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/model/pruned.h"
+#include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/known_costs.h"
-#include "dynmo/runtime/mean_impl.h"
 #include "dynmo/runtime/reduction.h"
-#include "dynmo/runtime/rounds.h"
 #include "dynmo/runtime/row_messages.h"
 #include "dynmo/runtime/snapshot.h"
 #include "dynmo/runtime/ties.h"

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/core/median.h"
 #include "dynmo/core/seconds_since.h"
-#include "dynmo/runtime/mean_impl.h"
 #include "dynmo/runtime/measure.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/runtime/update.h"

@@ -11,7 +11,7 @@
 #include "dynmo/control/profiler.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/observe/step_facts.h"
-#include "dynmo/schedule/timeline.h"
+#include "dynmo/schedule/schedule.h"
 
 namespace dynmo::runtime {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/scenario/advice.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "dynmo/scenario/grid.h"
+#include "dynmo/scenario/job.h"
 
 namespace dynmo::scenario {
 namespace {

@@ -4,10 +4,12 @@
 // A job is made from a scenario file: the costs of every step and the machines.
 
 #include <memory>
+#include <optional>
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/device.h"
 #include "dynmo/dynamism/load_model.h"
+#include "dynmo/plan/question/advice.h"
 #include "dynmo/scenario/scenario.h"
 
 namespace dynmo::scenario {
@@ -25,5 +27,9 @@ struct Job {
 // Reads the files that the scenario names. Returns kBadInput for faulty files, an unknown device,
 // and invalid parameters or shapes.
 [[nodiscard]] Expected<Job> make_job(const Scenario& scenario);
+
+// Advises on four steps, spread over the run, with all its replicas. If the scenario has events, it
+// omits fewer ranks, because events change the ranks. Returns nullopt as plan::advise() does.
+[[nodiscard]] std::optional<plan::Advice> advise(const Job& job);
 
 }  // namespace dynmo::scenario

@@ -13,7 +13,6 @@
 #include "dynmo/plan/recompute.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/schedule/timeline.h"
 
 namespace dynmo::scenario {
 

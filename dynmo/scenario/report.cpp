@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "dynmo/core/units.h"
-#include "dynmo/observe/advice_text.h"
+#include "dynmo/observe/plan_report.h"
 #include "dynmo/observe/table.h"
 
 namespace dynmo::scenario {

@@ -8,8 +8,8 @@
 
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
-#include "dynmo/scenario/advice.h"
 #include "dynmo/scenario/grid.h"
+#include "dynmo/scenario/job.h"
 #include "dynmo/scenario/planning_impl.h"
 #include "dynmo/scenario/replay_impl.h"
 #include "dynmo/scenario/score_impl.h"

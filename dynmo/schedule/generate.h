@@ -8,7 +8,10 @@
 // All of them take unequal stages, idle ranks and a frozen prefix, whose stages run F only.
 // docs/schedules.md has orders, step times, bubbles and stashes.
 
+#include <vector>
+
 #include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::schedule {
@@ -41,5 +44,15 @@ struct ScheduleOptions {
 // pipeline once, for any placement. Micro-batch by micro-batch, each would wait for a round trip.
 // Returns kBadInput if the shape is invalid.
 [[nodiscard]] Expected<Schedule> make_forward_schedule(PipelineShape shape);
+
+// Puts stage s on rank s mod `ranks`, as interleaved 1F1B (Narayanan et al. 2021) does.
+// stages_per_rank = 1 gives the usual one stage a rank. Requires ranks, stages_per_rank >= 1.
+// Returns the rank of each stage, numbered along the model.
+[[nodiscard]] std::vector<Rank> loop_placement(int ranks, int stages_per_rank);
+
+// Places stages in the order 0, 1, ..., P-1, P-1, ..., 1, 0, 0, 1, ... of ranks. Two stages a rank
+// are the V of ZB-V (Qi et al. 2024): rank r holds stages r and 2P-1-r. Requires ranks,
+// stages_per_rank >= 1.
+[[nodiscard]] std::vector<Rank> wave_placement(int ranks, int stages_per_rank);
 
 }  // namespace dynmo::schedule

@@ -14,6 +14,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::schedule {
 
@@ -98,5 +99,17 @@ struct KindTraits {
 // Returns "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v" or "adaptive".
 [[nodiscard]] std::string_view name(ScheduleKind kind);
 [[nodiscard]] Expected<ScheduleKind> parse_schedule_kind(std::string_view name);
+
+// The times at which the actions of one step ran. Engine and simulator write the same value, so one
+// can be laid over the other.
+struct TimedAction {
+  Action action;
+  Nanoseconds start{0};  // since the start of the step
+  Nanoseconds end{0};
+};
+struct Timeline {
+  // Actions by rank, in order of start. Communication is there if its times are known.
+  std::vector<std::vector<TimedAction>> ranks;
+};
 
 }  // namespace dynmo::schedule

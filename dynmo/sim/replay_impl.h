@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/schedule/timeline.h"
 #include "dynmo/sim/simulate.h"
 #include "dynmo/sim/step_costs_impl.h"
 

@@ -17,7 +17,6 @@
 #include "dynmo/core/units.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/schedule/timeline.h"
 
 namespace dynmo::sim {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "dynmo/tensor/dense_impl.h"
+#include "dynmo/tensor/features_impl.h"
 
 namespace dynmo::tensor {
 namespace {

@@ -12,10 +12,8 @@
 
 #include "dynmo/core/ordered_tasks.h"
 #include "dynmo/tensor/counted_impl.h"
-#include "dynmo/tensor/dense_impl.h"
-#include "dynmo/tensor/persistence_impl.h"
+#include "dynmo/tensor/features_impl.h"
 #include "dynmo/tensor/sort_impl.h"
-#include "dynmo/tensor/unevenness_impl.h"
 
 namespace dynmo::tensor {
 namespace {

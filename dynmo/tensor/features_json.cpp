@@ -1,255 +1,139 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <cmath>
-#include <optional>
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "dynmo/core/fields.h"
 #include "dynmo/tensor/features.h"
 
 namespace dynmo::tensor {
 namespace {
 
 constexpr std::string_view kFormat = "dynmo-features-1";
+constexpr std::string_view kNoModes = "is no list of modes of the tensor";
+constexpr Limits kSize{.min = 1, .max = static_cast<double>(kMaxSize)};
+constexpr Limits kMode{.min = 1, .max = kMaxOrder};
 
-Json to_json(const Spread& spread) {
-  return {{"min", spread.min},
-          {"mean", spread.mean},
-          {"std", spread.std},
-          {"cv", spread.cv},
-          {"imbalance", spread.imbalance}};
+std::vector<int> plus(int number, std::vector<int> modes) {
+  for (int& mode : modes) mode += number;
+  return modes;
 }
 
-// A whole number is written as one.
-Json number(double value) {
-  const bool whole = value >= 0 && value < 0x1p53 &&
-                     value == static_cast<double>(static_cast<std::int64_t>(value));
-  return whole ? Json(static_cast<std::int64_t>(value)) : Json(value);
+// Returns the elements that are texts.
+std::vector<std::string> texts_of(const Json& list) {
+  std::vector<std::string> texts;
+  for (const Json& each : list) {
+    if (each.is_string()) texts.push_back(each.get<std::string>());
+  }
+  return texts;
 }
 
-Json to_json(const Distribution& distribution) {
-  return {
-      {"groups", number(distribution.groups)}, {"nonempty", distribution.nonempty},
-      {"sum", number(distribution.sum)},       {"max", number(distribution.max)},
-      {"all", to_json(distribution.all)},      {"of_nonempty", to_json(distribution.of_nonempty)}};
+template <typename T>
+constexpr bool kReads = !std::is_const_v<std::remove_reference_t<T>>;
+
+Bytes bytes_of(std::uint64_t count) { return Bytes(static_cast<std::int64_t>(count)); }
+Expected<std::uint64_t> count_of_bytes(Bytes bytes) {
+  return static_cast<std::uint64_t>(bytes.value);
 }
 
-Json to_json(const std::vector<GroupFeatures>& groups) {
-  Json all = Json::array();
-  for (const GroupFeatures& group : groups) {
-    Json json = {{"free", Json::array()}, {"entries", to_json(group.entries)}};
-    for (const int mode : group.free) json["free"].push_back(mode + 1);
-    if (group.fibers) json["fibers"] = to_json(*group.fibers);
-    if (group.values) json["values"] = to_json(*group.values);
-    all.push_back(std::move(json));
-  }
-  return all;
+void list_shares(const char* key, auto& shares, std::size_t most, auto& visit) {
+  visit.numbers(key, shares, most, kCount,
+                fmt::format("is no list of 1 to {} numbers of at least 0", most));
 }
-
-// Reads what to_json has written; the first fault sticks.
-class Reader {
- public:
-  explicit Reader(std::string origin) : origin_(std::move(origin)) {}
-
-  [[nodiscard]] Expected<Features> read(const Json& json) {
-    JsonObject object(json, origin_);
-    object.expect_format(kFormat);
-    const bool has_format =
-        json.is_object() && json.contains("format") && json["format"] == kFormat;
-    if (!has_format) return object.finish().error();  // before those of what is absent, too
-    Features features;
-    features.sizes = sizes(json);
-    features.names = names(json, features.sizes.size());
-    for (const char* key : {"sizes", "names"}) object.ignore(key);
-    features.entries = static_cast<std::uint64_t>(object.bytes("entries").value);
-    features.density = object.number("density");
-    const int order = static_cast<int>(features.sizes.size());
-    if (json.is_object() && json.contains("modes")) {
-      features.modes = groups(object, json, "modes", order);
-    }
-    features.fibers = groups(object, json, "fibers", order);
-    features.slices = groups(object, json, "slices", order);
-    if (std::optional<JsonObject> values = object.object("values")) {
-      features.values = distribution(*values);
-    }
-    if (std::optional<JsonObject> along = object.object("along")) {
-      const std::int64_t mode = along->integer("mode");
-      const bool is_mode = mode >= 1 && mode <= order;
-      if (!is_mode) along->fail("mode", fmt::format("is {}, wanted a mode, 1 to {}", mode, order));
-      features.along = Persistence{.mode = is_mode ? static_cast<int>(mode) - 1 : 0,
-                                   .autocorrelation = along->number("autocorrelation")};
-      const std::int64_t half_life = along->integer("half_life", 0);
-      if (half_life > 0) features.along->half_life = half_life;
-      keep(along->finish());
-    }
-    if (std::optional<JsonObject> uneven = object.object("uneven")) {
-      features.uneven = Unevenness{.steps = numbers(json["uneven"], "steps", kMaxStepParts),
-                                   .rows = numbers(json["uneven"], "rows", kMaxRowParts)};
-      for (const char* key : {"steps", "rows"}) uneven->ignore(key);
-      keep(uneven->finish());
-    }
-    keep(object.finish());
-    if (fault_) return *fault_;
-    return features;
-  }
-
- private:
-  void keep(const Expected<void>& read) {
-    if (!read && !fault_) fault_ = read.error();
-  }
-  void fail(std::string_view pointer, std::string_view what) {
-    if (!fault_)
-      fault_ = Error{ErrorCode::kBadInput, fmt::format("{}: {} {}", origin_, pointer, what)};
-  }
-
-  std::vector<std::uint64_t> sizes(const Json& json) {
-    std::vector<std::uint64_t> all;
-    const auto found = json.is_object() ? json.find("sizes") : json.end();
-    const bool is_list = found != json.end() && found->is_array() && !found->empty() &&
-                         found->size() <= static_cast<std::size_t>(kMaxOrder);
-    if (is_list) {
-      for (const Json& size : *found) {
-        if (!size.is_number_integer() || size.get<double>() < 1 ||
-            size.get<double>() > static_cast<double>(kMaxSize)) {
-          break;
-        }
-        all.push_back(size.get<std::uint64_t>());
-      }
-    }
-    if (!is_list || all.size() != found->size()) {
-      fail("/sizes", fmt::format("is no list of 1 to {} sizes from 1 to {}", kMaxOrder, kMaxSize));
-      all.assign(1, 1);
-    }
-    return all;
-  }
-
-  std::vector<std::string> names(const Json& json, std::size_t order) {
-    std::vector<std::string> all;
-    const auto found = json.is_object() ? json.find("names") : json.end();
-    if (found == json.end()) return all;
-    if (found->is_array()) {
-      for (const Json& name : *found) {
-        if (name.is_string()) all.push_back(name.get<std::string>());
-      }
-    }
-    if (all.size() != order) fail("/names", "is no list of a name for each mode");
-    return all;
-  }
-
-  std::vector<double> numbers(const Json& uneven, const char* key, std::size_t most) {
-    std::vector<double> all;
-    const auto found = uneven.find(key);
-    const bool is_list =
-        found != uneven.end() && found->is_array() && !found->empty() && found->size() <= most;
-    if (is_list) {
-      for (const Json& number : *found) {
-        if (number.is_number() && number.get<double>() >= 0 && std::isfinite(number.get<double>()))
-          all.push_back(number.get<double>());
-      }
-    }
-    if (!is_list || all.size() != found->size()) {
-      fail(fmt::format("/uneven/{}", key),
-           fmt::format("is no list of 1 to {} numbers of at least 0", most));
-    }
-    return all;
-  }
-
-  Spread spread(JsonObject& parent, const std::string& key) {
-    std::optional<JsonObject> object = parent.object(key);
-    if (!object) {
-      parent.fail(key, "is missing");
-      return {};
-    }
-    const Spread spread{.min = object->number("min"),
-                        .mean = object->number("mean"),
-                        .std = object->number("std"),
-                        .cv = object->number("cv"),
-                        .imbalance = object->number("imbalance")};
-    keep(object->finish());
-    return spread;
-  }
-
-  Distribution distribution(JsonObject& object) {
-    Distribution read;
-    read.groups = object.number("groups");
-    read.nonempty = static_cast<std::uint64_t>(object.bytes("nonempty").value);
-    read.sum = object.number("sum");
-    read.max = object.number("max");
-    read.all = spread(object, "all");
-    read.of_nonempty = spread(object, "of_nonempty");
-    keep(object.finish());
-    return read;
-  }
-
-  std::vector<GroupFeatures> groups(JsonObject& parent, const Json& json, const std::string& key,
-                                    int order) {
-    std::vector<GroupFeatures> all;
-    std::size_t index = 0;
-    for (JsonObject& object : parent.objects(key)) {
-      GroupFeatures group;
-      group.free = free_modes(json[key][index], fmt::format("/{}/{}/free", key, index), order);
-      object.ignore("free");
-      ++index;
-      if (auto entries = object.object("entries")) {
-        group.entries = distribution(*entries);
-      } else {
-        object.fail("entries", "is missing");
-      }
-      if (auto fibers = object.object("fibers")) group.fibers = distribution(*fibers);
-      if (auto values = object.object("values")) group.values = distribution(*values);
-      keep(object.finish());
-      all.push_back(std::move(group));
-    }
-    return all;
-  }
-
-  std::vector<int> free_modes(const Json& group, std::string_view pointer, int order) {
-    std::vector<int> free;
-    const auto found = group.is_object() ? group.find("free") : group.end();
-    if (found != group.end() && found->is_array()) {
-      for (const Json& mode : *found) {
-        if (!mode.is_number_integer() || mode.get<double>() < 1 || mode.get<double>() > order) {
-          free.clear();
-          break;
-        }
-        free.push_back(mode.get<int>() - 1);
-      }
-    }
-    if (free.empty()) fail(pointer, "is no list of modes of the tensor");
-    return free;
-  }
-
-  std::string origin_;
-  std::optional<Error> fault_;
-};
 
 }  // namespace
 
-Json to_json(const Features& features) {
-  Json json = {{"format", kFormat}, {"sizes", features.sizes}};
-  if (!features.names.empty()) json["names"] = features.names;
-  json["entries"] = features.entries;
-  json["density"] = features.density;
-  if (!features.modes.empty()) json["modes"] = to_json(features.modes);
-  if (features.values) json["values"] = to_json(*features.values);
-  json["fibers"] = to_json(features.fibers);
-  json["slices"] = to_json(features.slices);
-  if (features.along) {
-    json["along"] = {{"mode", features.along->mode + 1},
-                     {"autocorrelation", features.along->autocorrelation}};
-    if (features.along->half_life) json["along"]["half_life"] = *features.along->half_life;
-  }
-  if (features.uneven) {
-    json["uneven"] = {{"steps", features.uneven->steps}, {"rows", features.uneven->rows}};
-  }
-  return json;
+void list_fields(IsA<Spread> auto& spread, auto& visit) {
+  visit("min", spread.min);
+  visit("mean", spread.mean);
+  visit("std", spread.std);
+  visit("cv", spread.cv);
+  visit("imbalance", spread.imbalance);
 }
 
+void list_fields(IsA<Distribution> auto& distribution, auto& visit) {
+  visit.number("groups", distribution.groups);
+  visit.mapped("nonempty", distribution.nonempty, bytes_of, count_of_bytes);
+  visit.number("sum", distribution.sum);
+  visit.number("max", distribution.max);
+  visit("all", distribution.all);
+  visit("of_nonempty", distribution.of_nonempty);
+}
+
+// In a file, modes count from 1.
+void list_fields(IsA<GroupFeatures> auto& group, auto& visit) {
+  std::vector<int> free = plus(1, group.free);
+  visit.numbers("free", free, std::numeric_limits<std::size_t>::max(), kMode, kNoModes);
+  if constexpr (kReads<decltype(group)>) group.free = plus(-1, std::move(free));
+  visit("entries", group.entries);
+  visit("fibers", group.fibers);
+  visit("values", group.values);
+}
+
+void list_fields(IsA<Persistence> auto& along, auto& visit) {
+  visit.mapped(
+      "mode", along.mode, [](int mode) { return std::int64_t{mode} + 1; },
+      [](std::int64_t mode) -> Expected<int> {
+        return static_cast<int>(std::clamp<std::int64_t>(mode, 0, kMaxOrder + 1)) - 1;
+      });
+  visit("autocorrelation", along.autocorrelation);
+  visit("half_life", along.half_life);
+}
+
+void list_fields(IsA<Unevenness> auto& uneven, auto& visit) {
+  list_shares("steps", uneven.steps, kMaxStepParts, visit);
+  list_shares("rows", uneven.rows, kMaxRowParts, visit);
+}
+
+void list_fields(IsA<Features> auto& features, auto& visit) {
+  visit.format(kFormat);
+  visit.numbers("sizes", features.sizes, static_cast<std::size_t>(kMaxOrder), kSize,
+                fmt::format("is no list of 1 to {} sizes from 1 to {}", kMaxOrder, kMaxSize));
+  Json names = features.names.empty() ? Json() : Json(features.names);
+  visit.any("names", names);
+  if constexpr (kReads<decltype(features)>) features.names = texts_of(names);
+  visit.mapped("entries", features.entries, bytes_of, count_of_bytes);
+  visit("density", features.density);
+  visit.unless_empty("modes", features.modes);
+  visit("values", features.values);
+  visit("fibers", features.fibers);
+  visit("slices", features.slices);
+  visit("along", features.along);
+  visit("uneven", features.uneven);
+}
+void check_fields(const IsA<Features> auto& features, JsonObject& object) {
+  const int order = static_cast<int>(features.sizes.size());
+  if (object.value("names") != nullptr && std::ssize(features.names) != order) {
+    object.fail("names", "is no list of a name for each mode");
+  }
+  for (const auto& [key, groups] :
+       {std::pair("modes", &features.modes), std::pair("fibers", &features.fibers),
+        std::pair("slices", &features.slices)}) {
+    for (std::size_t i = 0; i < groups->size(); ++i) {
+      const auto is_mode = [&](int mode) { return mode < order; };
+      if (std::ranges::all_of((*groups)[i].free, is_mode)) continue;
+      object.fail(fmt::format("{}/{}/free", key, i), kNoModes);
+    }
+  }
+  const Json* along = object.value("along");  // nullptr after a fault
+  if (along != nullptr && (features.along->mode < 0 || features.along->mode >= order)) {
+    object.fail("along/mode",
+                fmt::format("is {}, wanted a mode, 1 to {}", along->at("mode").dump(), order));
+  }
+}
+
+Json to_json(const Features& features) { return write_list(features); }
+
 Expected<Features> parse_features(const Json& json, const std::string& origin) {
-  return Reader(origin).read(json);
+  DYNMO_ASSIGN(Features features, parse_fields<Features>(json, origin));
+  if (features.along && features.along->half_life.value_or(1) < 1)
+    features.along->half_life.reset();
+  return features;
 }
 
 }  // namespace dynmo::tensor

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "dynmo/tensor/persistence_impl.h"
+#include "dynmo/tensor/features_impl.h"
 
 namespace dynmo::tensor {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 // A permutation of the numbers below a size, computed one image after another without a list of
-// them. It gives counts an order that shows no pattern. The permutation of core/permute.h mixes as
+// them. It gives counts an order that shows no pattern. The permutation of core/rng.h mixes as
 // well as Rng does and takes ten times as long.
 
 #include <array>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dynmo/tensor/unevenness_impl.h"
+#include "dynmo/tensor/features_impl.h"
 
 namespace dynmo::tensor {
 namespace {

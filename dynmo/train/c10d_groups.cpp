@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/exception_error.h"
+#include "dynmo/core/expected.h"
 #include "dynmo/data/sampler.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/transport/gather.h"

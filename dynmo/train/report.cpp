@@ -85,13 +85,7 @@ observe::RunSummary summarize(const observe::RunHistory& run, int ranks) {
   summary.checkpoints_written = totals.checkpoints_written;
   summary.checkpoints_failed = totals.checkpoints_failed;
   summary.traffic_steps = run.traffic_steps();
-  for (const TrafficRow& row : run.traffic()) {
-    summary.traffic.push_back({.from = row.from.value,
-                               .to = row.to.value,
-                               .purpose = std::string(name(row.purpose)),
-                               .messages = row.count.messages,
-                               .bytes = row.count.bytes});
-  }
+  summary.traffic = run.traffic();
   if (run.run().elastic) {
     const double rank_s = totals.working_s + totals.idle_s;
     summary.size =

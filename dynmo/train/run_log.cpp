@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "dynmo/core/files.h"
-#include "dynmo/observe/run_events.h"
+#include "dynmo/observe/event_log.h"
 #include "dynmo/observe/step_record.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/host_memory.h"

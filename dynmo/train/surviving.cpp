@@ -14,7 +14,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/elastic/recovery.h"
-#include "dynmo/observe/run_events.h"
+#include "dynmo/observe/event_log.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/runtime/regroup.h"

@@ -10,7 +10,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/schedule/timeline.h"
+#include "dynmo/schedule/schedule.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {

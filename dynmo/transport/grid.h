@@ -51,4 +51,11 @@ class Grid {
   std::unique_ptr<Transport> peers_;
 };
 
+// Makes a group of some ranks of a group, in which `members[i]` is rank i. The group must outlive
+// the result. Requires different ranks of the group, including the caller's.
+//
+// A subset adds no connections: its messages are the group's. So two subsets that share a pair of
+// ranks must use different tags, and an error ends the whole group.
+[[nodiscard]] std::unique_ptr<Transport> subset(Transport& group, std::vector<WorldRank> members);
+
 }  // namespace dynmo::transport

@@ -22,44 +22,14 @@ Purpose purpose_of(Tag tag) {
   return (tag - kFirstScheduleTag) % 2 == 0 ? Purpose::kActivation : Purpose::kGradient;
 }
 
-Traffic::Traffic(int ranks) : ranks_(ranks) {
-  const auto size = static_cast<std::size_t>(ranks);
-  counts_.resize(size * size * kPurposes.size());
-}
-
-std::size_t Traffic::place(WorldRank from, WorldRank to, Purpose purpose) const {
-  DYNMO_CHECK(from.value >= 0 && from.value < ranks_ && to.value >= 0 && to.value < ranks_,
-              "ranks below {}, got {} and {}", ranks_, from, to);
-  const auto size = static_cast<std::size_t>(ranks_);
-  return (from.index() * size + to.index()) * kPurposes.size() + static_cast<std::size_t>(purpose);
-}
-
-MessageCount& Traffic::at(WorldRank from, WorldRank to, Purpose purpose) {
-  return counts_[place(from, to, purpose)];
-}
-const MessageCount& Traffic::at(WorldRank from, WorldRank to, Purpose purpose) const {
-  return counts_[place(from, to, purpose)];
-}
-
-CountingTransport::CountingTransport(Transport& inner) : inner_(inner), sent_(inner.size()) {}
+CountingTransport::CountingTransport(Transport& inner)
+    : inner_(inner), row_(static_cast<std::size_t>(inner.size()) * kPurposes.size()) {}
 
 std::unique_ptr<Operation> CountingTransport::send(Member to, Tag tag,
                                                    std::span<const std::byte> bytes) {
-  MessageCount& count = sent_.at(WorldRank(rank().value), WorldRank(to.value), purpose_of(tag));
-  ++count.messages;
-  count.bytes += Bytes{static_cast<std::int64_t>(bytes.size())};
+  add(row_[place(to, purpose_of(tag))], {1, Bytes{static_cast<std::int64_t>(bytes.size())}});
   bytes_ += Bytes{static_cast<std::int64_t>(bytes.size())};
   return inner_.send(to, tag, bytes);
-}
-
-std::vector<MessageCount> CountingTransport::row() const {
-  std::vector<MessageCount> counts;
-  for (int to = 0; to < sent_.ranks(); ++to) {
-    for (const Purpose purpose : kPurposes) {
-      counts.push_back(sent_.at(WorldRank(rank().value), WorldRank(to), purpose));
-    }
-  }
-  return counts;
 }
 
 Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
@@ -86,34 +56,6 @@ Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
     }
   }
   return sums_of(std::move(rows));
-}
-
-Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& mine) {
-  // A rank's own row: (messages, bytes) by receiver and purpose.
-  std::vector<std::int64_t> row;
-  for (int to = 0; to < mine.ranks(); ++to) {
-    for (const Purpose purpose : kPurposes) {
-      const MessageCount& count =
-          mine.at(WorldRank(transport.rank().value), WorldRank(to), purpose);
-      row.push_back(count.messages);
-      row.push_back(count.bytes.value);
-    }
-  }
-  DYNMO_ASSIGN(const auto rows, all_gather(transport, tag, std::as_bytes(std::span(row))));
-  Traffic all(transport.size());
-  for (int from = 0; from < all.ranks(); ++from) {
-    std::memcpy(row.data(), rows[static_cast<std::size_t>(from)].data(),
-                row.size() * sizeof(row[0]));
-    auto next = row.begin();
-    for (int to = 0; to < all.ranks(); ++to) {
-      for (const Purpose purpose : kPurposes) {
-        MessageCount& count = all.at(WorldRank(from), WorldRank(to), purpose);
-        count.messages = *next++;
-        count.bytes = Bytes{*next++};
-      }
-    }
-  }
-  return all;
 }
 
 }  // namespace dynmo::transport

@@ -2,7 +2,7 @@
 #pragma once
 
 // Counts the messages of a group by sender, receiver and purpose. A decorator counts what its rank
-// sends, and a matrix has the counts of all ranks.
+// sends.
 
 #include <vector>
 
@@ -15,22 +15,6 @@
 namespace dynmo::transport {
 
 [[nodiscard]] Purpose purpose_of(Tag tag);  // requires a tag of transport/tags.h
-
-// The messages by sender, receiver and purpose. A value.
-class Traffic {
- public:
-  explicit Traffic(int ranks = 0);
-  [[nodiscard]] int ranks() const { return ranks_; }
-  // Returns one count. Requires ranks below ranks().
-  [[nodiscard]] MessageCount& at(WorldRank from, WorldRank to, Purpose purpose);
-  [[nodiscard]] const MessageCount& at(WorldRank from, WorldRank to, Purpose purpose) const;
-  friend bool operator==(const Traffic&, const Traffic&) = default;
-
- private:
-  [[nodiscard]] std::size_t place(WorldRank from, WorldRank to, Purpose purpose) const;
-  int ranks_;
-  std::vector<MessageCount> counts_;
-};
 
 // Passes all calls on to `inner`, which must outlive it, and counts a message when its send is
 // posted. The same threads may use it as `inner`.
@@ -49,23 +33,26 @@ class CountingTransport final : public Transport {
   }
   void abort(const Error& why) override { inner_.abort(why); }
 
-  // Returns what this rank has sent.
-  [[nodiscard]] const Traffic& sent() const { return sent_; }
+  // Returns what this rank has sent to another one.
+  [[nodiscard]] const MessageCount& sent(Member to, Purpose purpose) const {
+    return row_[place(to, purpose)];
+  }
   // Returns the same as a list: by receiver, then in the order of kPurposes.
-  [[nodiscard]] std::vector<MessageCount> row() const;
+  [[nodiscard]] const std::vector<MessageCount>& row() const { return row_; }
   [[nodiscard]] Bytes sent_bytes() const { return bytes_; }
 
  private:
+  [[nodiscard]] static std::size_t place(Member to, Purpose purpose) {
+    return to.index() * kPurposes.size() + static_cast<std::size_t>(purpose);
+  }
+
   Transport& inner_;
-  Traffic sent_;
+  std::vector<MessageCount> row_;
   Bytes bytes_;
 };
 
-// Returns the sum of the contributions of all ranks. All ranks call it. Its own messages are not
-// counted.
-[[nodiscard]] Expected<Traffic> gather_traffic(Transport& transport, Tag tag, const Traffic& mine);
-
-// Returns the rows of all ranks. Each rank gives its own list (CountingTransport::row).
+// Returns the rows of all ranks. All ranks call it. Each rank gives its own list
+// (CountingTransport::row). Its own messages are not counted.
 [[nodiscard]] Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
                                                 const std::vector<MessageCount>& mine);
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "dynmo/checkpoint/checkpoint.h"
-#include "dynmo/checkpoint/finite.h"
+#include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/config/config.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"

@@ -14,7 +14,7 @@
 
 #include "dynmo/control/step_stats.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/observe/run_events.h"
+#include "dynmo/observe/event_log.h"
 #include "python/bindings/errors.h"
 #include "python/bindings/json_python.h"
 #include "python/bindings/parts.h"

@@ -20,7 +20,6 @@
 #include "dynmo/observe/load_trace_writer.h"
 #include "dynmo/observe/metrics/metrics_log.h"
 #include "dynmo/observe/record_writer.h"
-#include "dynmo/observe/run_events.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/summary.h"
 #include "dynmo/observe/trace.h"

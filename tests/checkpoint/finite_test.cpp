@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/checkpoint/finite.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
+
+#include "dynmo/checkpoint/safetensors.h"
 
 namespace dynmo::checkpoint {
 namespace {

@@ -3,6 +3,7 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/checkpoint/manifest_impl.h"
+#include "tests/support/temp_folder.h"
 
 namespace dynmo::checkpoint {
 namespace {
@@ -21,6 +22,23 @@ TEST(CheckpointGoldens, EntriesAreWrittenAsTheyWereRead) {
                            DYNMO_ASSIGN(const auto entries, decode_entries(line));
                            return encode_entries(entries) + "\n";
                          });
+}
+
+TEST(CheckpointGoldens, RefusalsStayTheSame) {
+  expect_refusals("checkpoint/goldens/entries.jsonl",
+                  [](const std::string& text) -> Expected<void> {
+                    std::istringstream lines(text);
+                    for (std::string line; std::getline(lines, line);)
+                      DYNMO_TRY(decode_entries(line));
+                    return {};
+                  });
+  expect_refusals("checkpoint/goldens/manifest.json",
+                  [](const std::string& text) -> Expected<void> {
+                    const TempFolder folder;
+                    folder.write(kManifestName, text);
+                    DYNMO_TRY(read_manifest(folder.path()));
+                    return {};
+                  });
 }
 
 }  // namespace

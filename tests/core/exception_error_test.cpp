@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/core/exception_error.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <new>
 #include <stdexcept>
+
+#include "dynmo/core/expected.h"
 
 namespace dynmo {
 namespace {

@@ -21,5 +21,14 @@ TEST(DataGoldens, ADatasetIsWrittenAsItWasRead) {
   }
 }
 
+TEST(DataGoldens, RefusalsStayTheSame) {
+  expect_refusals("data/goldens/dataset.json", [](const std::string& text) -> Expected<void> {
+    const TempFolder folder;
+    folder.write("dataset.json", text);
+    DYNMO_TRY(read_description(folder.path()));
+    return {};
+  });
+}
+
 }  // namespace
 }  // namespace dynmo::data

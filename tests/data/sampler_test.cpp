@@ -9,7 +9,6 @@
 #include <set>
 
 #include "dynmo/core/check.h"
-#include "dynmo/core/permute.h"
 #include "dynmo/core/rng.h"
 #include "tests/support/temp_folder.h"
 

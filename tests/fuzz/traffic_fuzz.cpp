@@ -5,7 +5,6 @@
 
 #include "dynmo/observe/traffic_log.h"
 #include "dynmo/observe/traffic_picture.h"
-#include "dynmo/observe/traffic_tensor.h"
 #include "dynmo/tensor/features.h"
 #include "tests/fuzz/target.h"
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/kernels/balanced_assignment.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/kernels/select_top.h"
 
 namespace dynmo::kernels {
 namespace {

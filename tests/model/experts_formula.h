@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/kernels/balanced_assignment.h"
+#include "dynmo/kernels/select_top.h"
 #include "dynmo/model/moe.h"
 #include "tests/model/helpers.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/observe/chart.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+
+#include "dynmo/observe/table.h"
 
 namespace dynmo::observe {
 namespace {

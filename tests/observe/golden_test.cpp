@@ -31,5 +31,20 @@ TEST(ObserveGoldens, ASummaryIsWrittenAsItWasRead) {
   });
 }
 
+TEST(ObserveGoldens, RefusalsStayTheSame) {
+  expect_refusals("observe/goldens/steps.jsonl", [](const std::string& text) -> Expected<void> {
+    DYNMO_TRY(parse_records(text, "golden"));
+    return {};
+  });
+  expect_refusals("observe/goldens/traffic.jsonl", [](const std::string& text) -> Expected<void> {
+    DYNMO_TRY(parse_traffic(text, "golden"));
+    return {};
+  });
+  expect_refusals("observe/goldens/summary.json", [](const std::string& text) -> Expected<void> {
+    DYNMO_TRY(parse_summary(Json::parse(text), "golden"));
+    return {};
+  });
+}
+
 }  // namespace
 }  // namespace dynmo::observe

@@ -119,7 +119,7 @@ TEST(RunReport, OfTwoRunsFitsAScreenAndExplainsItsWords) {
     run.validation_step = 10;
     run.validation_loss = 3.25;
     run.checkpoints_written = 2;
-    run.traffic = {{0, 1, "activation", 40, Bytes{40960}}};
+    run.traffic = {{WorldRank(0), WorldRank(1), Purpose::kActivation, {40, Bytes{40960}}}};
   }
   summary.speedup = 1.2;
   summary.best_speedup = 1.25;
@@ -213,9 +213,9 @@ TEST(RunReport, ABoundIsCalledOne) {
 
 TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {
   RunSummary run = run_summary("run");
-  run.traffic = {{0, 1, "activation", 40, Bytes{40960}},
-                 {0, 1, "control", 20, Bytes{1000}},
-                 {1, 0, "gradient", 40, Bytes{20480}}};
+  run.traffic = {{WorldRank(0), WorldRank(1), Purpose::kActivation, {40, Bytes{40960}}},
+                 {WorldRank(0), WorldRank(1), Purpose::kControl, {20, Bytes{1000}}},
+                 {WorldRank(1), WorldRank(0), Purpose::kGradient, {40, Bytes{20480}}}};
   const std::string table = traffic_table(run);
   EXPECT_EQ(words_of(table, "0"),
             (std::vector<std::string>{"0", "1", "4.0", "KiB", "0", "B", "0", "B", "0", "B", "100",
@@ -227,7 +227,8 @@ TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {
   EXPECT_EQ(traffic_table(run), "");
   // With many pairs, the report has the largest, and the rest together.
   for (int to = 1; to < 5; ++to) {
-    run.traffic.push_back({0, to, "activation", 10, Bytes{10240 * to}});
+    run.traffic.push_back(
+        {WorldRank(0), WorldRank(to), Purpose::kActivation, {10, Bytes{10240 * to}}});
   }
   const std::string few = traffic_table(run, 2);
   EXPECT_EQ(words_of(few, "0")[1], "4");
@@ -237,7 +238,8 @@ TEST(RunReport, TrafficIsAStepsBytesByPairAndPurpose) {
 TEST(RunReport, ReadsARunsFolder) {
   const TempFolder folder;
   Summary summary = one_run();
-  summary.runs[0].traffic = {{0, 1, "activation", 40, Bytes{40960}}};
+  summary.runs[0].traffic = {
+      {WorldRank(0), WorldRank(1), Purpose::kActivation, {40, Bytes{40960}}}};
   std::string records;
   // Steps 0..9, 5..9 of them a second time after a resume.
   for (const int step : {0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9}) {

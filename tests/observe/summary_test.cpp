@@ -43,7 +43,8 @@ RunSummary run(const std::string& name, double step_time_s) {
   summary.checkpoints_failed = 1;
   summary.checkpoint_s = 0.5;
   summary.sources = {{"sparse_attention", {{"pairs", {12, 34}}, {"share", 0.25}}}};
-  summary.traffic = {{0, 1, "activation", 160, Bytes{163840}}, {1, 0, "control", 20, Bytes{20}}};
+  summary.traffic = {{WorldRank(0), WorldRank(1), Purpose::kActivation, {160, Bytes{163840}}},
+                     {WorldRank(1), WorldRank(0), Purpose::kControl, {20, Bytes{20}}}};
   return summary;
 }
 

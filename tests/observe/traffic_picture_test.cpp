@@ -6,14 +6,13 @@
 #include <fstream>
 #include <limits>
 
-#include "dynmo/observe/traffic_tensor.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::observe {
 namespace {
 
-dynmo::TrafficRow traffic_row(int from, int to, Purpose purpose, std::int64_t messages,
-                              std::int64_t bytes) {
+TrafficRow traffic_row(int from, int to, Purpose purpose, std::int64_t messages,
+                       std::int64_t bytes) {
   return {WorldRank(from), WorldRank(to), purpose, {messages, Bytes{bytes}}};
 }
 

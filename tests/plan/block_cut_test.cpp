@@ -9,7 +9,7 @@
 #include "dynmo/cost/blocks.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/question/question.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 #include "tests/plan/cuts.h"
 #include "tests/support/samples.h"
 

@@ -11,8 +11,8 @@
 #include "dynmo/plan/question/question.h"
 #include "dynmo/schedule/check.h"
 #include "dynmo/schedule/csv.h"
+#include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
-#include "dynmo/schedule/placement.h"
 #include "tests/plan/cuts.h"
 #include "tests/support/samples.h"
 

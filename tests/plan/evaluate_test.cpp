@@ -10,7 +10,7 @@
 
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/simulated_optimum.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 #include "tests/plan/cuts.h"
 
 namespace dynmo::plan {

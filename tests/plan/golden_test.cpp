@@ -15,5 +15,14 @@ TEST(PlanGoldens, APlanIsWrittenAsItWasRead) {
   }
 }
 
+TEST(PlanGoldens, RefusalsStayTheSame) {
+  for (const char* name : {"plan/goldens/plan.json", "plan/goldens/adaptive_plan.json"}) {
+    expect_refusals(name, [](const std::string& text) -> Expected<void> {
+      DYNMO_TRY(parse_plan(Json::parse(text), "golden"));
+      return {};
+    });
+  }
+}
+
 }  // namespace
 }  // namespace dynmo::plan

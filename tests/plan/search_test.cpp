@@ -7,7 +7,7 @@
 
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/propose.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 #include "tests/plan/cuts.h"
 #include "tests/support/samples.h"
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/process/slurm_topology.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/process/rank_environment.h"
 
 namespace dynmo::process {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/pruning/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/decoder.h"
 #include "pipeline_fixture.h"
 

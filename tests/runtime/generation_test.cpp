@@ -6,7 +6,7 @@
 #include <latch>
 #include <thread>
 
-#include "dynmo/dynamism/pruning/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/generations.h"
 #include "tests/runtime/resources.h"

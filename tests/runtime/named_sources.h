@@ -8,11 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/dynamism/early_exit/training/source.h"
-#include "dynmo/dynamism/mixture_of_depths/training/source.h"
-#include "dynmo/dynamism/moe/training/source.h"
-#include "dynmo/dynamism/pruning/training/source.h"
-#include "dynmo/dynamism/sparse_attention/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 

@@ -118,8 +118,7 @@ TEST(Reduction, OfRandomSizesSendsTheBytesOfItsClosedForm) {
           for (std::int64_t to = 0; to < replicas; ++to) {
             const std::int64_t expected = to == self ? 0 : bytes_of(to) + bytes_of(self);
             const auto& count =
-                counting.sent().at(WorldRank(inner.rank().value), WorldRank(static_cast<int>(to)),
-                                   Purpose::kReduction);
+                counting.sent(transport::Member(static_cast<int>(to)), Purpose::kReduction);
             EXPECT_EQ(count.bytes.value, expected)
                 << "seed " << seed << ", " << self << " to " << to;
           }

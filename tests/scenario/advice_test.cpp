@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/scenario/advice.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 
+#include "dynmo/scenario/job.h"
 #include "dynmo/scenario/report.h"
 #include "dynmo/scenario/run.h"
 

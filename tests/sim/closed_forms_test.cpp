@@ -4,7 +4,6 @@
 
 #include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/lowering.h"
-#include "dynmo/schedule/placement.h"
 #include "dynmo/sim/simulate.h"
 #include "tests/schedule/random_pipelines.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dynmo/schedule/check.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 #include "dynmo/schedule/text.h"
 #include "tests/sim/longest_path.h"
 #include "tests/sim/problems.h"

@@ -7,8 +7,13 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
@@ -42,6 +47,87 @@ inline void expect_lines_rewritten(
     EXPECT_EQ(*again, line);
     start = end;
   }
+}
+
+using ReadText = std::function<Expected<void>(const std::string&)>;
+
+// Returns the texts with which `read` refuses the lines if one value of them has a fault. Each
+// fault has its texts, and each text the places of the values: line, then JSON pointer. Of a list,
+// the last value is tried.
+inline std::string refusals_of(const std::vector<Json>& lines, const ReadText& read) {
+  const std::vector<std::pair<std::string, std::optional<Json>>> faults = {
+      {"removed", std::nullopt},
+      {"null", nullptr},
+      {"text", "text"},
+      {"-1", -1},
+      {"0.5", 0.5},
+      {"3e9", 3000000000},
+      {"true", true},
+      {"[]", Json::array()},
+      {"{}", Json::object()}};
+  std::map<std::string, std::map<std::string, std::string>> places;
+  const auto note = [&](const std::string& fault, std::size_t line, const std::string& pointer,
+                        const Json& changed) {
+    std::string text;
+    for (std::size_t i = 0; i < lines.size(); ++i)
+      text += (i == line ? changed : lines[i]).dump() + "\n";
+    const auto result = read(text);
+    std::string why = result ? "is read" : result.error().message;
+    const std::size_t place = why.find(": " + pointer + " ");
+    if (place != std::string::npos) why = why.substr(place + pointer.size() + 3);
+    places[fault][why] += " " + std::to_string(line + 1) + pointer;
+  };
+  using Pointer = Json::json_pointer;
+  std::function<void(std::size_t, const Pointer&)> visit = [&](std::size_t line,
+                                                               const Pointer& pointer) {
+    const Json& value = lines[line].at(pointer);
+    if (!pointer.empty()) {
+      for (const auto& [fault, other] : faults) {
+        Json changed = lines[line];
+        Json& parent = changed.at(pointer.parent_pointer());
+        if (other) {
+          changed.at(pointer) = *other;
+        } else if (parent.is_object()) {
+          parent.erase(pointer.back());
+        } else {
+          parent.erase(std::stoul(pointer.back()));
+        }
+        note(fault, line, pointer.to_string(), changed);
+      }
+    }
+    if (value.is_object()) {
+      Json changed = lines[line];
+      changed.at(pointer)["unknown"] = 1;
+      note("unknown key", line, pointer.to_string() + "/unknown", changed);
+      for (const auto& each : value.items()) visit(line, pointer / each.key());
+    } else if (value.is_array() && !value.empty()) {
+      visit(line, pointer / (value.size() - 1));
+    }
+  };
+  for (std::size_t line = 0; line < lines.size(); ++line) visit(line, Pointer());
+  std::string all;
+  for (const auto& [fault, texts] : places) {
+    all += fault + "\n";
+    for (const auto& [text, where] : texts) all += "  " + text + "\n   " + where + "\n";
+  }
+  return all;
+}
+
+// Expects that `read` refuses faults in the file NAME, of one value or one in each line, with the
+// texts of the file NAME.refusals.
+inline void expect_refusals(const std::string& name, const ReadText& read) {
+  const std::filesystem::path path = std::filesystem::path(DYNMO_TESTS) / name;
+  const auto text = read_file(path);
+  ASSERT_TRUE(text) << text.error().message;
+  std::vector<Json> lines;
+  std::istringstream each(*text);
+  if (path.extension() == ".json") lines.push_back(Json::parse(*text));
+  for (std::string line; path.extension() != ".json" && std::getline(each, line);) {
+    lines.push_back(Json::parse(line));
+  }
+  const auto wanted = read_file(path.string() + ".refusals");
+  ASSERT_TRUE(wanted) << wanted.error().message;
+  EXPECT_EQ(refusals_of(lines, read), *wanted);
 }
 
 }  // namespace dynmo

@@ -15,5 +15,12 @@ TEST(TensorGoldens, FeaturesAreWrittenAsTheyWereRead) {
   }
 }
 
+TEST(TensorGoldens, RefusalsStayTheSame) {
+  expect_refusals("tensor/goldens/features.json", [](const std::string& text) -> Expected<void> {
+    DYNMO_TRY(parse_features(Json::parse(text), "golden"));
+    return {};
+  });
+}
+
 }  // namespace
 }  // namespace dynmo::tensor

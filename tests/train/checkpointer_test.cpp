@@ -318,7 +318,7 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
     const auto options = runtime::testing::pipeline_options(llama, run);
     const Bytes boundary{static_cast<std::int64_t>(sizeof(float)) * 2 * llama.shape.sequence *
                          llama.shape.hidden};
-    transport::Traffic expected(3);
+    std::vector<TrafficRow> expected;
     const schedule::Schedule lowered =
         schedule::lower(*plan::schedule_of(plan, kMicroBatches, /*frozen_layers=*/0));
     for (const auto& actions : lowered.ranks) {
@@ -328,10 +328,10 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
         const auto rank_of = [&](StageId stage) {
           return WorldRank(plan.stages[stage.index()].rank.value);
         };
-        auto& count = expected.at(rank_of(action.stage), rank_of(schedule::peer(action).stage),
-                                  activation ? Purpose::kActivation : Purpose::kGradient);
-        ++count.messages;
-        count.bytes += boundary;
+        expected.push_back({rank_of(action.stage),
+                            rank_of(schedule::peer(action).stage),
+                            activation ? Purpose::kActivation : Purpose::kGradient,
+                            {1, boundary}});
       }
     }
     const auto done = transport::run_ranks(3, [&](transport::Transport& inner) -> Expected<void> {
@@ -344,10 +344,10 @@ TEST(Traffic, OfAStepIsWhatScheduleAndPlanSay) {
         return runtime::testing::batch(llama, kSeed, at, id);
       }));
       DYNMO_ASSIGN(
-          const transport::Traffic all,
-          transport::gather_traffic(transport, transport::control_tag(transport::Control::kTraffic),
-                                    transport.sent()));
-      EXPECT_EQ(all, expected);
+          const TrafficRows all,
+          transport::gather_rows(transport, transport::control_tag(transport::Control::kTraffic),
+                                 transport.row()));
+      EXPECT_EQ(all, sums_of(expected));
       return {};
     });
     EXPECT_TRUE(done.has_value()) << done.error().message;

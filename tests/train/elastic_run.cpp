@@ -12,7 +12,7 @@
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/check.h"
-#include "dynmo/core/exception_error.h"
+#include "dynmo/core/expected.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/data/token_shard.h"

@@ -7,7 +7,7 @@
 
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
-#include "dynmo/dynamism/early_exit/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/head_slice.h"
 #include "dynmo/train/setup/checkpoints.h"

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/early_exit/training/source.h"
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/dynamism/registry.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/emulated.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/pack.h"

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/transport/subset.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <mutex>
 
 #include "dynmo/core/check.h"
+#include "dynmo/transport/grid.h"
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::transport {

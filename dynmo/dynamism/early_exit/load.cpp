@@ -74,9 +74,6 @@ class EarlyExit final : public LoadModel {
   }
 
   bool counts_work() const override { return true; }
-  cost::Announced announced_at(std::int64_t /*step*/) const override {
-    return cost::Announced::kNothing;
-  }
 
  private:
   bool propagated() const { return options_.exited == ExitedTokens::kPropagated; }

@@ -40,9 +40,6 @@ class MixtureOfDepths final : public LoadModel {
   }
 
   bool counts_work() const override { return true; }
-  cost::Announced announced_at(std::int64_t /*step*/) const override {
-    return cost::Announced::kNothing;
-  }
 
  private:
   static cost::LayerCost routed(const DenseModel& dense, int layer, double capacity) {

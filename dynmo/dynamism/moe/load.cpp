@@ -76,9 +76,6 @@ class Moe final : public LoadModel {
   }
 
   bool counts_work() const override { return true; }
-  cost::Announced announced_at(std::int64_t /*step*/) const override {
-    return cost::Announced::kNothing;
-  }
 
  private:
   std::uint64_t key(MoeDraw draw, int layer, std::uint64_t more = 0) const {

@@ -83,15 +83,10 @@ const RowsOfCounts& RecordedCounts::at(std::int64_t step) const {
 
 Expected<RecordedCounts> parse_counts(std::string_view text, std::string_view origin) {
   RecordedCounts recorded;
-  for (std::size_t line = 1; !text.empty(); ++line) {
-    const std::size_t end = text.find('\n');
-    const std::string place = fmt::format("{}:{}", origin, line);
-    const Expected<Json> record = parse_json(text.substr(0, end), place);
-    if (!record && end == std::string_view::npos) break;
-    if (!record) return record.error();
-    DYNMO_TRY(take(recorded, *record, place));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  }
+  const auto add = [&](const Json& record, const std::string& place) {
+    return take(recorded, record, place);
+  };
+  DYNMO_TRY(visit_json_lines(text, origin, add, ":"));
   if (recorded.steps.empty()) {
     return make_error(
         ErrorCode::kBadInput,

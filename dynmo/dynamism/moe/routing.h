@@ -14,7 +14,7 @@ enum class MoeRouter {
   kBias,
   // p after 8 rounds of Sinkhorn's balancing of rows and columns, in training alone.
   kSinkhorn,
-  // The sum of all z, with the same number of tokens for each expert (balanced_assignment.h). In
+  // The sum of all z, with the same number of tokens for each expert (kernels/select_top.h). In
   // training alone.
   kBalanced,
   // Experts take the tokens of highest p (Zhou et al., 2022), so they depend on later tokens.

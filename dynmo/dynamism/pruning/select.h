@@ -17,14 +17,15 @@
 //
 // A rank sends 16,352 + 8,192 + 8,192 bytes. If some of the ties at the threshold are removed, it
 // sends 8 more for each matrix of the pool. That is at most 64 KiB up to 4,095 matrices, including
-// the 40 bytes of a digest (select_mask.h). It reads its weights at most seven times and stores no
-// keys.
+// the 40 bytes of a digest (digest_of_masks). It reads its weights at most seven times and stores
+// no keys.
 
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "dynmo/core/digest.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/dynamism/pruning/options.h"
 
@@ -84,6 +85,20 @@ struct Selection {
 // a matrix. No matrix keeps more than it had.
 [[nodiscard]] Expected<Selection> keep_largest(const PruningEvent& event,
                                                std::span<const PoolMatrix> matrices,
+                                               const SumOverRanks& sum);
+
+// A mask. The digest of all compares runs on any number of ranks.
+struct MatrixMask {
+  std::int64_t index = 0;          // of the matrix in the pool
+  std::int64_t weights = 0;        // of the matrix at the start
+  std::vector<std::uint8_t> bits;  // core/bit_mask.h
+};
+
+// Returns one digest of the masks of all ranks, equal on all ranks. The distribution and the order
+// of matrices do not matter. It is made from the sum of the masks' own digests, which needs a
+// message of 40 bytes. A digest of them in their order would need 16 bytes for each matrix,
+// gathered. Returns errors of `sum` unchanged.
+[[nodiscard]] Expected<Digest> digest_of_masks(std::span<const MatrixMask> masks,
                                                const SumOverRanks& sum);
 
 }  // namespace dynmo::dynamism

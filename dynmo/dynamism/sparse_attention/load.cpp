@@ -37,9 +37,6 @@ class SparseAttention final : public LoadModel {
   }
 
   bool counts_work() const override { return true; }
-  cost::Announced announced_at(std::int64_t /*step*/) const override {
-    return cost::Announced::kNothing;
-  }
 
  private:
   std::uint64_t key(AttentionDraw draw, int layer, std::int64_t step = 0) const {

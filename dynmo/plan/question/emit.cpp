@@ -14,7 +14,7 @@
 #include "dynmo/plan/pack.h"
 #include "dynmo/plan/question/emit_impl.h"
 #include "dynmo/schedule/csv.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 
 namespace dynmo::plan {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "dynmo/cost/blocks.h"
 #include "dynmo/plan/question/emit_impl.h"
-#include "dynmo/schedule/placement.h"
+#include "dynmo/schedule/generate.h"
 
 namespace dynmo::plan::internal {
 namespace {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "dynmo/observe/table.h"
-#include "dynmo/process/slurm_topology.h"
+#include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/train/setup/emulation.h"

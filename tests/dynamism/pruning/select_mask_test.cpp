@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/pruning/select_mask.h"
-
 #include <gtest/gtest.h>
 
 #include <utility>
 #include <vector>
+
+#include "dynmo/dynamism/pruning/select.h"
 
 namespace dynmo::dynamism {
 namespace {

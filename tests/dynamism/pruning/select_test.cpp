@@ -22,7 +22,6 @@
 #include "dynmo/core/bit_mask.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/pruning/load.h"
-#include "dynmo/dynamism/pruning/select_mask.h"
 #include "tests/support/samples.h"
 
 namespace dynmo::dynamism {

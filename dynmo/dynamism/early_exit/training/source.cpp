@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/early_exit/training/source.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -9,7 +7,9 @@
 #include <vector>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/median.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/head_slice.h"
 
 namespace dynmo::dynamism {
@@ -153,7 +153,6 @@ class EarlyExitSource final : public Source {
   }
 
  private:
-  static double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
   [[nodiscard]] double survivors() const {
     return share(seen_.back().rows - seen_.back().left, seen_.front().rows);
   }

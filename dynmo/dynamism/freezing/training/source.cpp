@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/freezing/training/source.h"
-
 #include <array>
 #include <chrono>
 #include <optional>
@@ -14,6 +12,7 @@
 #include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/dynamism/freezing/training/plasticity.h"
 #include "dynmo/dynamism/freezing/training/reference.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/head_slice.h"
 
 namespace dynmo::dynamism {

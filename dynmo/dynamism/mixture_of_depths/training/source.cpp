@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/mixture_of_depths/training/source.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "dynmo/dynamism/mixture_of_depths/training/routed_block.h"
+#include "dynmo/dynamism/training/sources.h"
 
 namespace dynmo::dynamism {
 namespace {

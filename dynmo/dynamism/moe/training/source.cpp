@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/moe/training/source.h"
-
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -14,6 +12,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/moe/load.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/moe.h"
 
 namespace dynmo::dynamism {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/pruning/training/source.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +13,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"
-#include "dynmo/dynamism/pruning/select_mask.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/kernels/sparse_break_even.h"
 #include "dynmo/model/pruned.h"
 

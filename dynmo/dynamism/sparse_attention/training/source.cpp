@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/dynamism/sparse_attention/training/source.h"
-
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -8,6 +6,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/sparse_attention/training/pattern.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/attention_pattern.h"
 
 namespace dynmo::dynamism {

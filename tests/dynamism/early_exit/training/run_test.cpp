@@ -12,8 +12,7 @@
 
 #include "dynmo/dynamism/early_exit/load.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
-#include "dynmo/dynamism/early_exit/training/source.h"
-#include "dynmo/dynamism/moe/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/transport/traffic.h"
 #include "tests/dynamism/shapes.h"
 #include "tests/runtime/blinking_source.h"
@@ -252,9 +251,7 @@ TEST(EarlyExitRun, SendsHardlyMoreThanItsRows) {
     Pipeline pipeline(counting, layers, own, {plan, initial_states(layers, plan, rank, 7, {}), 0});
     const int next = rank.value + 1;
     const auto counted = [&] {
-      return next < 3 ? counting.sent()
-                            .at(WorldRank(rank.value), WorldRank(next), Purpose::kActivation)
-                            .bytes.value
+      return next < 3 ? counting.sent(transport::Member(next), Purpose::kActivation).bytes.value
                       : 0;
     };
     double rows = 0;

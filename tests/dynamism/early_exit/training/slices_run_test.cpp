@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/early_exit/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/decoder.h"
 #include "tests/runtime/pipeline_fixture.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/pruning/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/mixture_of_depths/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/key_value_cache.h"
 #include "dynmo/weights/generate.h"
 #include "dynmo/weights/trained_model.h"

@@ -13,7 +13,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/mixture_of_depths/load.h"
 #include "dynmo/dynamism/mixture_of_depths/training/routed_block.h"
-#include "dynmo/dynamism/mixture_of_depths/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/kernels/select_top.h"
 #include "dynmo/model/moe.h"
 #include "tests/dynamism/shapes.h"

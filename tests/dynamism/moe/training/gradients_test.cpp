@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/dynamism/moe/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "tests/model/experts_formula.h"
 #include "tests/model/helpers.h"
 #include "tests/runtime/pipeline_fixture.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dynmo/dynamism/moe/load.h"
-#include "dynmo/dynamism/moe/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/moe.h"
 #include "tests/model/helpers.h"
 #include "tests/runtime/pipeline_fixture.h"

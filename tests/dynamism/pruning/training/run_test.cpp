@@ -12,7 +12,7 @@
 
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/pruning/load.h"
-#include "dynmo/dynamism/pruning/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/pruned.h"
 #include "tests/runtime/pipeline_fixture.h"
 

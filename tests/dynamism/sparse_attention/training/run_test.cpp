@@ -12,7 +12,7 @@
 
 #include "dynmo/dynamism/sparse_attention/load.h"
 #include "dynmo/dynamism/sparse_attention/training/pattern.h"
-#include "dynmo/dynamism/sparse_attention/training/source.h"
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/kernels/attention_impl.h"
 #include "tests/model/gradients.h"
 #include "tests/model/helpers.h"
