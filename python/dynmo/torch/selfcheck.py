@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import BadInputError
 from .batches import ITEMS
-from .decoder import Decoder, find_blocks
+from .decoder import Caches, Decoder, find_blocks
 from .layers import Context, MicroBatch, Split, Values, frozen_prefix
 from .marks import Marks
 from .program import Action, Program, Stage
@@ -138,7 +138,13 @@ def split_decoder(model: nn.Module) -> Decoder:
         with unnoticed(model):
             decoder = Decoder(model)
             decoder.probe(batch)
-            found = whole(model, decoder.whole(batch, lambda _: None))
+            try:
+                found = whole(model, decoder.whole(batch, lambda _: None))
+            except RuntimeError:  # blocks that write into a cache have no backward
+                taken_gradients(model)
+                decoder.caches = Caches.OFF
+                batch = decoder.arguments(batch)
+                found = whole(model, decoder.whole(batch, lambda _: None))
         decoder.collect()
         with unnoticed(model):
             if problem := _problem(decoder, batch, None, *found):
@@ -193,18 +199,19 @@ def _checked(split: Split, batch: MicroBatch, seed: Optional[int]) -> Tensor:
 
 
 def _problem(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
-    """What the layers compute otherwise; blocks are not given the model's cache, or else use_cache=False is given."""
+    """What the layers compute otherwise, whatever they are given in place of the model's cache."""
     if not isinstance(split, Decoder):
         return _problem_as_is(split, batch, seed, loss, gradients)
-    before = dict(split.carried)
-    first = _problem_as_is(split, batch, seed, loss, gradients)
-    if not first:
-        return ""
-    carried, split.carried, split.drops_caches = split.carried, before, not split.drops_caches
-    if not _problem_as_is(split, batch, seed, loss, gradients):
-        return ""
-    split.carried, split.drops_caches = carried, not split.drops_caches
-    return first
+    before, chosen = dict(split.carried), split.caches
+    found = ""
+    for caches in (chosen, *(other for other in Caches if other is not chosen)):
+        split.take(caches, dict(before))
+        problem = _problem_as_is(split, batch, seed, loss, gradients)
+        if not problem:
+            return ""
+        found = found or problem
+    split.take(chosen, before)
+    return found
 
 
 def _problem_as_is(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
@@ -258,7 +265,7 @@ def draws_random_numbers(decoder: Decoder) -> bool:
         before = torch.get_rng_state()
         decoder.module.train()
         try:
-            decoder.module(**decoder._arguments(batch))
+            decoder.module(**decoder.arguments(batch))
         finally:
             decoder.module.train(training)
         return not torch.equal(before, torch.get_rng_state())
