@@ -45,11 +45,16 @@ OFF = ("dropout", "dropout_rate", "attention_dropout", "activation_dropout", "hi
        "layerdrop", "decoder_layerdrop", "summary_first_dropout", "classifier_dropout", "emb_pdrop", "embed_dropout")
 
 
-def config_of(kind):
-    """A tiny config: the class's own keys, with small sizes."""
-    from transformers import AutoConfig
+# What no rule about names gives.
+OWN = {
+    "gpt_neo": {"attention_types": [[["global", "local"], BLOCKS // 2]]}, "mamba2": {"num_heads": 4, "head_dim": 16},
+    "falcon_h1": {"mamba_d_ssm": 64}, "zaya": {"num_experts_per_tok": 1}, "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (BLOCKS // 2)},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"}, "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"] * 2},
+}
 
-    default = AutoConfig.for_model(kind)
+
+def sizes_of(default):
+    """Small sizes for the keys that a config has; parts for pictures and sounds have two blocks."""
     known = set(default.to_dict()) | set(getattr(default, "attribute_map", {}))
     given = {key: value for key, value in SIZES.items() if key in known}
     given.update({key: 0.0 for key in OFF if key in known})
@@ -66,6 +71,20 @@ def config_of(kind):
         given["attn_layer_indices"] = [1, 3]
     if "is_decoder" in known:
         given.update(is_decoder=True)
+    if "patch_size" in known or "num_mel_bins" in known:
+        given.update({key: 2 for key, value in given.items() if value == BLOCKS and "layer" in key})
+    for name in getattr(type(default), "sub_configs", {}):
+        part = getattr(default, name, None)
+        if hasattr(part, "to_dict"):
+            given[name] = type(part)(**{**sizes_of(part), **OWN.get(part.model_type, {})})
+    return given
+
+
+def config_of(kind):
+    """A tiny config: the class's own keys, with small sizes."""
+    from transformers import AutoConfig
+
+    given = {**sizes_of(AutoConfig.for_model(kind)), **OWN.get(kind, {})}
     return AutoConfig.for_model(kind, **given, tie_word_embeddings=False, is_encoder_decoder=False)
 
 

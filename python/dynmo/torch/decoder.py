@@ -65,9 +65,15 @@ def _hidden_of(index: int, output: Any) -> Tensor:
     return result
 
 
+def text_config(model: nn.Module) -> Any:
+    """The config of the decoder, which a model of pictures and text has as a part."""
+    config = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     """The list of blocks, and its name."""
-    config = getattr(model, "config", None)
+    config = text_config(model)
     counts = {name: getattr(config, name, None) for name in ("num_hidden_layers", "num_layers")}
     for count in counts.values():
         found = _lists_of(model, count)
