@@ -49,6 +49,17 @@ class Bits(RankCase):
         cases = [{**common, "family": family, "checkpointing": kind, "seed": 40 + index} for index, (family, kind) in enumerate(kinds)]
         self.compare(drawn(cases, 2, "the adapters"), 3)
 
+    def test_gradients_of_weights_apart(self):
+        """Under zb-h1, zb-v and adaptive orders, which moves exchange."""
+        common = {"steps": 12, "micro_batches": 4, "clip": 1.0, "freeze": True, "apart": True}
+        cases = [
+            *({**common, "family": family, "seed": 50 + index, "optimizer": OPTIMIZERS[index % 4]} for index, family in enumerate(FAMILIES)),
+            {**common, "family": "llama", "autocast": True, "seed": 60},
+            {**common, "family": "qwen3", "checkpointing": "plain", "seed": 61},
+            {**common, "family": "llama", "adapters": True, "freeze": False, "checkpointing": "reentrant", "seed": 62},
+        ]
+        self.compare(drawn(cases, 3, "the families with I and W apart"), 3)
+
     def test_one_rank_is_the_plain_loop(self):
         self.compare([{"family": "gemma3_text", "steps": 12, "micro_batches": 2, "clip": 1.0, "freeze": True}], 1)
 

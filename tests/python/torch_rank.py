@@ -7,18 +7,21 @@ import sys
 import torch
 import torch.distributed as dist
 
+import dynmo
 import dynmo.torch as dt
 import torch_cases
 from torch_live_rank import even_clock
 
 
-def random_plan(rng, layers, ranks, micro_batches):
+def random_plan(rng, layers, ranks, micro_batches, kinds=("1f1b", "gpipe", "interleaved")):
     """Any cut on any ranks, in any order; some ranks idle."""
     used = rng.sample(range(ranks), rng.randint(1, ranks))
-    kind = rng.choice(["1f1b", "gpipe", "interleaved"])
-    loops = len(used) > 1 and 2 * len(used) <= layers and micro_batches % len(used) == 0
-    kind = "1f1b" if kind == "interleaved" and not loops else kind
-    owners = used * 2 if kind == "interleaved" else used
+    kind = rng.choice(kinds)
+    if kind == "adaptive":
+        return searched_plan(rng, layers, ranks, micro_batches)
+    twice = 2 * len(used) <= layers and (kind == "zb-v" or kind == "interleaved" and len(used) > 1 and micro_batches % len(used) == 0)
+    kind = kinds[0] if kind in ("interleaved", "zb-v") and not twice else kind
+    owners = used + used[::-1] if kind == "zb-v" else used * 2 if kind == "interleaved" else used
     cuts = sorted(rng.sample(range(1, layers), len(owners) - 1))
     firsts = [0, *cuts]
     stages = [
@@ -28,6 +31,16 @@ def random_plan(rng, layers, ranks, micro_batches):
     return {"format": "dynmo-plan-1", "ranks": ranks, "schedule": kind, "stages": stages}
 
 
+def searched_plan(rng, layers, ranks, micro_batches):
+    """An order for costs that nobody has measured."""
+    costs = [
+        {"name": str(layer), **{f"{key}_s": rng.uniform(1e-3, 3e-3) for key in ("forward", "backward_input", "backward_weight")},
+         "parameter_bytes": 1000, "gradient_bytes": 1000, "optimizer_bytes": 1000}
+        for layer in range(layers)
+    ]
+    return dynmo.plan({"format": "dynmo-profile-1", "layers": costs}, ranks=ranks, micro_batches=micro_batches, balancer="search", schedule="adaptive").document
+
+
 def train(case):
     model = torch_cases.make_model(case)
     optimizer = torch_cases.make_optimizer(case, model.parameters())
@@ -35,7 +48,8 @@ def train(case):
     objects = dict(model.named_parameters())
     rng = random.Random(case.get("seed", 0))
     options = {"accumulation": case.get("accumulation", 1), "balance": case.get("balance", False)}
-    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], **options)
+    kinds = ("zb-h1", "zb-v", "adaptive") if case.get("apart") else ("1f1b", "gpipe", "interleaved")
+    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=kinds[0], **options)
     losses, moves = [], 0
     for step in range(case["steps"]):
         if case.get("freeze") and step == torch_cases.FREEZE_AT:
@@ -43,7 +57,7 @@ def train(case):
         if case.get("balance") and pipe.balance():
             moves += 1
         if step % 3 == 0:
-            assert pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, case["micro_batches"])).done
+            assert pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, case["micro_batches"], kinds)).done
         batch = torch_cases.batch_of(case, step)
         total = torch.zeros(())
         with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):

@@ -8,11 +8,12 @@ runs norm, head and loss. So no code here knows a family of models.
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,10 @@ from torch import Tensor, nn
 from ..errors import BadInputError
 from . import checks
 from .layers import HIDDEN, LOSS, Context, Layer, MicroBatch, Spec, Tie, Values
-from .stand_ins import BlockStandIn, FrontStandIn, Given, Path, at, hidden_path, replaced, tensors_of, with_tensors, without_caches
+from .stand_ins import (
+    BlockStandIn, FrontStandIn, Given, Path, at, hidden_path, replaced, shape_before_width, tensors_of, with_fresh_caches, with_tensors,
+    without_caches,
+)
 
 MAX_NOTES = 64
 
@@ -32,6 +36,14 @@ class Notes:
     arguments: list[Given]
     places: list[Path]
     first: Spec
+
+
+class Caches(enum.Enum):
+    """What blocks are given in place of the model's cache of keys and values."""
+
+    DROPPED = "nothing; the model makes a cache, since its masks may depend on one"
+    OFF = "nothing; the model is given use_cache=False"
+    FRESH = "an empty cache each, since keys out of a cache may have another layout in memory, hence other bits"
 
 
 class _Enough(Exception):
@@ -53,22 +65,33 @@ def _hidden_of(index: int, output: Any) -> Tensor:
     return result
 
 
+def text_config(model: nn.Module) -> Any:
+    """The config of the decoder, which a model of pictures and text has as a part."""
+    config = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     """The list of blocks, and its name."""
-    config = getattr(model, "config", None)
-    wanted = getattr(config, "num_hidden_layers", None)
+    config = text_config(model)
+    counts = {name: getattr(config, name, None) for name in ("num_hidden_layers", "num_layers")}
+    for count in counts.values():
+        found = _lists_of(model, count)
+        if len(found) == 1:
+            return found[0]
+    wanted = counts["num_hidden_layers"]
+    raise BadInputError(
+        f"model: {type(model).__name__} has {len(_lists_of(model, wanted))} lists of config.num_hidden_layers ({wanted}) blocks, wanted a "
+        "decoder with one; split it yourself with layers=[(name, module), ...]"
+    )
+
+
+def _lists_of(model: nn.Module, count: Any) -> list[tuple[str, nn.ModuleList]]:
+    """The outermost lists of so many modules."""
     found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == wanted and len(module) > 0
+        (name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count and count > 0
     ]
-    found = [pair for pair in found if not any(other is not pair and pair[0].startswith(other[0] + ".") for other in found)]
-    if wanted is None or len(found) != 1:
-        raise BadInputError(
-            f"model: {type(model).__name__} has {len(found)} lists of config.num_hidden_layers ({wanted}) blocks, wanted a decoder "
-            "with one; split it yourself with layers=[(name, module), ...]"
-        )
-    return found[0]
+    return [pair for pair in found if not any(other is not pair and pair[0].startswith(other[0] + ".") for other in found)]
 
 
 class Decoder:
@@ -84,6 +107,7 @@ class Decoder:
         self._front_places: list[tuple[nn.Module, str]] = []
         self._zeros: list[nn.Module] = []
         self._behind: list[nn.Module] = []
+        self._around: list[nn.Module] = []
         self.layers: list[Layer] = []
         self.ties: list[Tie] = []
         self.notes_follow_shapes = False  # not the ids, so notes of equal shapes and masks are alike
@@ -93,8 +117,7 @@ class Decoder:
         self.carried: dict[tuple[int, Path], str] = {}
         self.width = 1
         self._takes_cache = _takes(model, "use_cache")
-        # Masks may depend on whether there is a cache, so models make theirs, and blocks are not given it; or use_cache=False.
-        self.drops_caches = True
+        self.caches = Caches.DROPPED
 
     # --- What lies in front of the blocks and what behind, found by running the model once. ---
 
@@ -104,16 +127,20 @@ class Decoder:
         inside = {id(module) for block in self._real for module in block.modules()}
         called: dict[str, list[nn.Module]] = {"front": [], "behind": []}
         phase = ["front"]
-        widths: dict[int, tuple[int, torch.dtype]] = {}
+        widths: dict[int, tuple[Optional[int], torch.dtype]] = {}
         handles = []
 
         def enter(module: nn.Module, _: Any) -> None:
             if module not in called[phase[0]]:
                 called[phase[0]].append(module)
 
-        def leave(module: nn.Module, _: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
+        def leave(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            before = shape_before_width((arguments, named))
+            usual = isinstance(output, Tensor) and before is not None and tuple(output.shape[:-1]) == before
+            if usual and widths.get(id(module), (0,))[0] is not None:
                 widths[id(module)] = (output.shape[-1], output.dtype)
+            else:
+                widths[id(module)] = (None, torch.float32)
 
         def block_leaves(index: int) -> Callable[..., None]:
             def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -125,14 +152,14 @@ class Decoder:
             return note
 
         for module in self.module.modules():
-            if id(module) in owners and id(module) not in inside:
+            if id(module) in owners and id(module) not in inside and not _holds(module, self._blocks):
                 handles.append(module.register_forward_pre_hook(enter))
-                handles.append(module.register_forward_hook(leave))
+                handles.append(module.register_forward_hook(leave, with_kwargs=True))
         for index, block in enumerate(self._real):
             handles.append(block.register_forward_hook(block_leaves(index), with_kwargs=True))
         try:
             with torch.no_grad():
-                self.module(**self._arguments(batch))
+                self.module(**self.arguments(batch))
         finally:
             for handle in handles:
                 handle.remove()
@@ -142,12 +169,12 @@ class Decoder:
         places = {id(child): (parent, name) for parent in self.module.modules() for name, child in parent._modules.items()}
         self._front = called["front"]
         self._front_places = [places[id(module)] for module in self._front]
-        strange = [owners[id(module)] for module in self._front if id(module) not in widths]
-        if strange:
-            raise BadInputError(f"model: {strange[0]} runs in front of the blocks and gives no tensor, wanted an embedding")
         self._zeros = [FrontStandIn(module, *widths[id(module)]) for module in self._front]
         self._behind = [module for module in self.module.modules() if id(module) in owners and id(module) not in inside]
         self._behind = [module for module in self._behind if module not in self._front]
+        # A module around the blocks has no stand-in. What it holds counts as the embedding's, and is not there for the head.
+        self._around = [module for module in self._behind if _holds(module, self._blocks)]
+        self._behind = [module for module in self._behind if module not in self._around]
 
     def collect(self) -> None:
         """Makes the layers of what `probe` has found; ties become two parameters."""
@@ -156,7 +183,7 @@ class Decoder:
 
     def _owned(self) -> list[tuple[int, nn.Module]]:
         """Modules with parameters of their own, with the layer that they belong to."""
-        owned: list[tuple[int, nn.Module]] = [(0, module) for module in self._front]
+        owned: list[tuple[int, nn.Module]] = [(0, module) for module in self._front + self._around]
         for index, block in enumerate(self._real):
             owned += [(index + 1, module) for module in block.modules()]
         owned += [(len(self._real) + 1, module) for module in self._behind]
@@ -201,8 +228,8 @@ class Decoder:
 
     # --- Running parts. ---
 
-    def _arguments(self, batch: MicroBatch) -> dict[str, Any]:
-        return {"use_cache": False, **batch} if self._takes_cache and not self.drops_caches else dict(batch)
+    def arguments(self, batch: MicroBatch) -> dict[str, Any]:
+        return {"use_cache": False, **batch} if self._takes_cache and self.caches is Caches.OFF else dict(batch)
 
     def _call(self, batch: MicroBatch, calls: list[Callable[..., Tensor]], zeros: bool) -> Any:
         stand_ins: list[nn.Module] = [
@@ -210,7 +237,7 @@ class Decoder:
         ]
         places = self._places + (self._front_places if zeros else [])
         with replaced(places, stand_ins + (self._zeros if zeros else [])):
-            return self.module(**self._arguments(batch))
+            return self.module(**self.arguments(batch))
 
     def begin(self, batch: MicroBatch, step: int) -> Context:
         return Context(batch)
@@ -231,7 +258,7 @@ class Decoder:
                 first.append(hidden)
                 hidden_places.append(path)
                 given = with_tensors(given, {path: None})
-                arguments.append(without_caches(given) if self.drops_caches else given)
+                arguments.append(without_caches(self._real[index], given) if self.caches is Caches.DROPPED else given)
                 if len(arguments) == len(self._real):
                     raise _Enough
                 return hidden
@@ -299,6 +326,8 @@ class Decoder:
         notes: Notes = context.notes
         by = {path: values[name] for (block, path), name in self.carried.items() if block == index}
         arguments, named = with_tensors(notes.arguments[index], {notes.places[index]: hidden, **by})
+        if self.caches is Caches.FRESH:
+            arguments, named = with_fresh_caches((arguments, named))
         output = self._real[index](*arguments, **named)
         result = _hidden_of(index, output)
         _check_shape(index, hidden, result)
@@ -361,7 +390,12 @@ class Decoder:
                 if (block, path) not in self.carried and (trained or not torch.equal(tensor, others[path])):
                     name = names.setdefault(id(tensor), f"carried.{len(set(self.carried.values()))}")
                     self.carried[(block, path)] = name
-        self.width = 1 + len(set(self.carried.values()))
+        self.take(self.caches, self.carried)
+
+    def take(self, caches: Caches, carried: dict[tuple[int, Path], str]) -> None:
+        """Changes what blocks are given; notes of before are dropped."""
+        self.caches, self.carried = caches, carried
+        self.width = 1 + len(set(carried.values()))
         self._cache.clear()
 
     def learn_what_notes_follow(self, batches: list[MicroBatch]) -> None:
@@ -369,6 +403,10 @@ class Decoder:
         with torch.no_grad():
             notes = [self.front(batch, zeros=True)[1].arguments for batch in batches]
         self.notes_follow_shapes = all(_same_notes(notes[0], other) for other in notes[1:])
+
+
+def _holds(module: nn.Module, inner: nn.Module) -> bool:
+    return any(part is inner for part in module.modules())
 
 
 def _takes(module: nn.Module, name: str) -> bool:

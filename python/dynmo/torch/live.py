@@ -113,21 +113,24 @@ class Balancer:
         trained = [sum(p.numel() for p in layer.parameters.values() if p.requires_grad) for layer in layers]
         for index, count in zip(owned, trained):
             backward = marks.backward_s[index] / max(1, marks.backwards[index])
+            apart = marks.apart[index] > 0
             told.layers[index] = {
                 "forward_s": marks.forward_s[index] / max(1, marks.forwards[index]),
-                "input_gradient_s": backward / 2,
-                "weight_gradient_s": backward / 2,
+                "input_gradient_s": backward if apart else backward / 2,
+                "weight_gradient_s": marks.weights_s[index] / marks.apart[index] if apart else backward / 2,
                 "update_s": self.times.update_s * count / max(1, sum(trained)),
                 "boundary_bytes": float(context.bytes(index)),
             }
         stages = [stage for stage in plan.stages if stage.rank == rank]
+        counts = [marks.forwards[stage.first] + marks.backwards[stage.layers[-1]] + marks.apart[stage.first] for stage in stages]
+        computed_s = sum(marks.forward_s) + sum(marks.backward_s) + sum(marks.weights_s)
         told.ranks[rank] = {
             "overhead_s": self.times.overhead_s,
-            "action_overhead_s": max(0.0, schedule_s - marks.wait_s - sum(marks.forward_s) - sum(marks.backward_s)),
-            "actions": float(sum(marks.forwards[stage.first] + marks.backwards[stage.layers[-1]] for stage in stages)),
+            "action_overhead_s": max(0.0, schedule_s - marks.wait_s - computed_s),
+            "actions": float(sum(counts)),
             "plan_s": self.times.plan_s,
             "migrate_s": self.times.migrate_s,
-            "busy_s": sum(marks.forward_s) + sum(marks.backward_s) + self.times.update_s,
+            "busy_s": computed_s + self.times.update_s,
         }
         self.times.migrate_s = 0.0
         return told

@@ -22,9 +22,11 @@ class Marks:
 
     def reset(self) -> None:
         self.forward_s = [0.0] * self._layers
-        self.backward_s = [0.0] * self._layers
+        self.backward_s = [0.0] * self._layers  # of I alone where W is apart
+        self.weights_s = [0.0] * self._layers
         self.forwards = [0] * self._layers
         self.backwards = [0] * self._layers
+        self.apart = [0] * self._layers  # how often W ran by itself
         self.wait_s = 0.0
 
     @contextlib.contextmanager
@@ -61,3 +63,10 @@ class Marks:
         for (layer, start), end in zip(stamps, ends):
             self.backward_s[layer] += end - start
             self.backwards[layer] += 1
+
+    @contextlib.contextmanager
+    def weights(self, layer: int) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        self.weights_s[layer] += perf_counter() - start
+        self.apart[layer] += 1

@@ -20,7 +20,7 @@ from .layers import Context, Split, frozen_prefix
 from .live import Balancer, Move
 from .marks import Marks
 from .move import Moved, Mover, release_others
-from .program import Plan, Program, make_program, read_plan
+from .program import APART, Plan, Program, make_program, read_plan
 from .ranks import Ranks
 from .record import Record
 from .sequence import INPUT, TARGET, Between, Sequential
@@ -96,6 +96,7 @@ class Pipeline:
         start.untie_optimizer(self._split, optimizer)
         # The first batch is checked against the whole model, so layers of other ranks stay until then.
         self._whole = True
+        self._checked_apart = False  # also with I and W apart
         self._kinds: dict[str, set[str]] = {}  # of the batches that were checked
         if optimizer is not None:
             self._watch(optimizer)
@@ -206,7 +207,13 @@ class Pipeline:
 
     def move_to(self, plan: PlanLike) -> Moved:
         """Moves the layers to another plan, at a boundary between two steps. `balance` does so by itself."""
-        return self._move(read_plan(_document(plan), self.ranks, len(self._split.layers)))
+        read = read_plan(_document(plan), self.ranks, len(self._split.layers))
+        if read.schedule in APART and not self._whole and not self._checked_apart:
+            raise BadInputError(
+                f"plan: schedule {read.schedule} has I and W apart, with which the first batch was not checked, wanted "
+                f"Pipeline(schedule={read.schedule!r}) or one of {', '.join(APART)}"
+            )
+        return self._move(read)
 
     # --- In and out. ---
 
@@ -292,7 +299,7 @@ class Pipeline:
             facts = dict(zip(AGREED, self._alike(batch, frozen)))
             sample = batches.sample_of(batch, self.micro_batches)
             if training or not batches.kinds_of(batch).items() <= {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}:
-                selfcheck.check_batch(self._split, sample, self._used_seed())
+                selfcheck.check_batch(self._split, sample, self._used_seed(), self.plan.schedule in APART)
             return None, facts
 
         self._ranks.attempt("the first step", check)
@@ -302,6 +309,7 @@ class Pipeline:
             self._balancer.not_timed()
         if training and self.ranks > 1:
             self._whole = False
+            self._checked_apart = self.plan.schedule in APART
             release_others(self._split.layers, self.plan.owners, self.rank, self.optimizer)
             saving.refuse_reading(self.module)
 

@@ -10,8 +10,10 @@ from typing import Any
 from .. import Schedule
 from ..errors import BadInputError
 
-ACTION = re.compile(r"(\d+)(F|B|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
-KINDS = ("gpipe", "1f1b", "interleaved")
+ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+APART = ("zb-h1", "zb-v", "adaptive")  # with I and W
+KINDS = ("gpipe", "1f1b", "interleaved", *APART)
+Order = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Plan:
     ranks: int
     schedule: str
     generation: int = 0
+    order: Order = ()  # of an adaptive plan, the compute actions of each rank
 
     @property
     def cut(self) -> str:
@@ -50,9 +53,10 @@ class Plan:
             {"stage": index, "rank": stage.rank, "first_layer": stage.first, "layers": stage.count}
             for index, stage in enumerate(self.stages)
         ]
-        return {
+        document = {
             "format": "dynmo-plan-1", "ranks": self.ranks, "generation": self.generation, "schedule": self.schedule, "stages": stages,
         }
+        return {**document, "order": [list(row) for row in self.order]} if self.order else document
 
 
 def read_plan(document: Mapping[str, Any], ranks: int, layers: int) -> Plan:
@@ -62,11 +66,14 @@ def read_plan(document: Mapping[str, Any], ranks: int, layers: int) -> Plan:
             Stage(int(stage["rank"]), int(stage["first_layer"]), int(stage["layers"]))
             for stage in sorted(document["stages"], key=lambda stage: int(stage["first_layer"]))
         )
-        plan = Plan(stages, int(document["ranks"]), str(document["schedule"]), int(document.get("generation", 0)))
+        order = tuple(tuple(map(str, row)) for row in document.get("order") or ())
+        plan = Plan(stages, int(document["ranks"]), str(document["schedule"]), int(document.get("generation", 0)), order)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInputError(f"plan: {error!r}, wanted a dynmo.Plan or its document") from error
     if plan.schedule not in KINDS:
-        raise BadInputError(f"plan: schedule {plan.schedule}, wanted {', '.join(KINDS)} (others need I and W apart)")
+        raise BadInputError(f"plan: schedule {plan.schedule}, wanted {', '.join(KINDS)}")
+    if (plan.schedule == "adaptive") != bool(plan.order):
+        raise BadInputError(f"plan: schedule {plan.schedule} {'has an' if plan.order else 'without'} order, wanted one with adaptive alone")
     if plan.ranks != ranks:
         raise BadInputError(f"plan: it is for {plan.ranks} ranks, here are {ranks}")
     covered = [layer for stage in stages for layer in stage.layers]
@@ -91,13 +98,21 @@ class Program:
     micro_batches: int
     actions: tuple[Action, ...]
 
+    @property
+    def apart(self) -> bool:
+        """Whether I and W are two actions."""
+        return any(action.kind == "I" for action in self.actions)
+
 
 def make_program(plan: Plan, rank: int, micro_batches: int, frozen_layers: int) -> Program:
     """Lowers the plan's schedule; stages inside the frozen prefix run forward only."""
     frozen = sum(1 for stage in plan.stages if stage.first + stage.count <= frozen_layers)
-    schedule = Schedule(
-        plan.schedule, [stage.rank for stage in plan.stages], micro_batches, ranks=plan.ranks, frozen_stages=frozen
-    ).lower()
+    owners = [stage.rank for stage in plan.stages]
+    if plan.schedule == "adaptive":
+        schedule = Schedule.from_csv(_csv(plan, micro_batches, frozen))
+    else:
+        schedule = Schedule(plan.schedule, owners, micro_batches, ranks=plan.ranks, frozen_stages=frozen)
+    schedule = schedule.lower()
     schedule.check()
     actions = []
     for text in schedule.rows[rank]:
@@ -105,3 +120,20 @@ def make_program(plan: Plan, rank: int, micro_batches: int, frozen_layers: int) 
         assert match is not None, text
         actions.append(Action(match[2], int(match[1]), int(match[3])))
     return Program(plan.stages, frozen, micro_batches, tuple(actions))
+
+
+def _csv(plan: Plan, micro_batches: int, frozen: int) -> str:
+    """An adaptive order without the backwards of frozen stages; those that trained again since it was made run theirs at the end."""
+    rows = []
+    for rank, row in enumerate(plan.order):
+        matches = [match for match in map(ACTION.fullmatch, row) if match is not None]
+        kept = [match[0] for match in matches if match[2] == "F" or int(match[1]) >= frozen]
+        backward = {int(match[1]) for match in matches if match[2] != "F"}
+        counts = {int(match[3]) for match in matches}
+        if counts and counts != set(range(micro_batches)) or len(matches) != len(row):
+            raise BadInputError(f"plan: its order is for {len(counts)} micro-batches, wanted F, I, W and B of {micro_batches}")
+        for stage in reversed(range(frozen, len(plan.stages))):
+            if plan.stages[stage].rank == rank and stage not in backward:
+                kept += [f"{stage}{kind}{number}" for number in range(micro_batches) for kind in "IW"]
+        rows.append(",".join(kept))
+    return "\n".join(rows) + "\n"

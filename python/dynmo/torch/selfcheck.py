@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import BadInputError
 from .batches import ITEMS
-from .decoder import Decoder, find_blocks
+from .decoder import Caches, Decoder, find_blocks, text_config
 from .layers import Context, MicroBatch, Split, Values, frozen_prefix
 from .marks import Marks
 from .program import Action, Program, Stage
@@ -29,7 +29,7 @@ Gradients = dict[str, Tensor]
 
 def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
     """Two samples of 8 tokens, the second padded on the left."""
-    vocabulary = int(getattr(model.config, "vocab_size"))
+    vocabulary = int(text_config(model).vocab_size)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, vocabulary, (2, TOKENS), generator=generator)
     mask = torch.ones_like(ids)
@@ -111,12 +111,16 @@ class _Alone(Ranks):
         self.rank, self.size = 0, 1
 
 
-def parts(split: Split, batch: MicroBatch, seed: Optional[int], apart: bool) -> tuple[Tensor, Gradients]:
-    """Runs each layer as a stage; `apart` with the notes and the weights that a rank with this layer alone has."""
+def parts(split: Split, batch: MicroBatch, seed: Optional[int], apart: bool, weights_apart: bool = False) -> tuple[Tensor, Gradients]:
+    """Runs each layer as a stage; `apart` with the notes and the weights that a rank with this layer alone has.
+
+    With `weights_apart` each backward is an I, and W of all layers follow.
+    """
     count = len(split.layers)
     frozen = frozen_prefix(split.layers)
     forward = [Action("F", layer, 0) for layer in range(count)]
-    backward = [Action("B", layer, 0) for layer in reversed(range(frozen, count))]
+    kinds = "IW" if weights_apart else "B"
+    backward = [Action(kind, layer, 0) for kind in kinds for layer in reversed(range(frozen, count))]
     program = Program(tuple(Stage(0, layer, 1) for layer in range(count)), frozen, 1, (*forward, *backward))
     context = split.begin(batch, 0)
     used: Any = split
@@ -138,7 +142,13 @@ def split_decoder(model: nn.Module) -> Decoder:
         with unnoticed(model):
             decoder = Decoder(model)
             decoder.probe(batch)
-            found = whole(model, decoder.whole(batch, lambda _: None))
+            try:
+                found = whole(model, decoder.whole(batch, lambda _: None))
+            except RuntimeError:  # blocks that write into a cache have no backward
+                taken_gradients(model)
+                decoder.caches = Caches.OFF
+                batch = decoder.arguments(batch)
+                found = whole(model, decoder.whole(batch, lambda _: None))
         decoder.collect()
         with unnoticed(model):
             if problem := _problem(decoder, batch, None, *found):
@@ -149,10 +159,13 @@ def split_decoder(model: nn.Module) -> Decoder:
         model.train(training)
 
 
-def difference(split: Split, batch: MicroBatch, seed: Optional[int], whole_loss: Tensor, gradients: Gradients) -> str:
+def difference(
+    split: Split, batch: MicroBatch, seed: Optional[int], whole_loss: Tensor, gradients: Gradients, weights_apart: bool = False
+) -> str:
     """What the layers compute otherwise than the whole model, or nothing."""
-    for apart in (False, True, True):  # again, since blocks may keep something of the batch before
-        loss, found = parts(split, batch, seed, apart)
+    # The last way comes again, since blocks may keep something of the batch before.
+    for apart, deferred in ((False, False), (True, False), (True, weights_apart)):
+        loss, found = parts(split, batch, seed, apart, deferred)
         for tie in split.ties:
             if tie.second not in gradients and tie.second in found:
                 # The whole model adds head first, then embedding.
@@ -162,27 +175,28 @@ def difference(split: Split, batch: MicroBatch, seed: Optional[int], whole_loss:
             return f"its layers one by one give loss {loss.item():.9g}, the whole {whole_loss.item():.9g}"
         for name in [*gradients, *found]:
             if name not in gradients or name not in found or not torch.equal(gradients[name], found[name]):
-                return f"run layer by layer, the gradient of {name} is not that of the whole model"
+                how = "with I and W apart" if deferred else "run layer by layer"
+                return f"{how}, the gradient of {name} is not that of the whole model"
     return ""
 
 
-def check_batch(split: Split, batch: MicroBatch, seed: Optional[int]) -> float:
+def check_batch(split: Split, batch: MicroBatch, seed: Optional[int], weights_apart: bool = False) -> float:
     """Compares the layers with the whole on a batch of the user's, in the model's own mode; returns the loss."""
     with unnoticed(split.module):
-        loss = _checked(split, batch, seed)
+        loss = _checked(split, batch, seed, weights_apart)
         if ITEMS in batch:
             _check_items(split, batch, seed, loss)
     return loss.item()
 
 
-def _checked(split: Split, batch: MicroBatch, seed: Optional[int]) -> Tensor:
+def _checked(split: Split, batch: MicroBatch, seed: Optional[int], weights_apart: bool) -> Tensor:
     try:
         found = whole(split.module, split.whole(batch, _seeding(seed)))
     except BadInputError:
         raise
     except Exception as error:
         raise BadInputError(f"batch: the model cannot run it, {one_line(error)}; wanted a batch that model(**batch) takes") from error
-    problem = _problem(split, batch, seed, *found)
+    problem = _problem(split, batch, seed, *found, weights_apart)
     if problem:
         key = _culprit(split, batch, seed)
         raise BadInputError(
@@ -192,26 +206,31 @@ def _checked(split: Split, batch: MicroBatch, seed: Optional[int]) -> Tensor:
     return found[0]
 
 
-def _problem(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
-    """What the layers compute otherwise; blocks are not given the model's cache, or else use_cache=False is given."""
+def _problem(
+    split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients, weights_apart: bool = False
+) -> str:
+    """What the layers compute otherwise, whatever they are given in place of the model's cache."""
     if not isinstance(split, Decoder):
-        return _problem_as_is(split, batch, seed, loss, gradients)
-    before = dict(split.carried)
-    first = _problem_as_is(split, batch, seed, loss, gradients)
-    if not first:
-        return ""
-    carried, split.carried, split.drops_caches = split.carried, before, not split.drops_caches
-    if not _problem_as_is(split, batch, seed, loss, gradients):
-        return ""
-    split.carried, split.drops_caches = carried, not split.drops_caches
-    return first
+        return _problem_as_is(split, batch, seed, loss, gradients, weights_apart)
+    before, chosen = dict(split.carried), split.caches
+    found = ""
+    for caches in (chosen, *(other for other in Caches if other is not chosen)):
+        split.take(caches, dict(before))
+        problem = _problem_as_is(split, batch, seed, loss, gradients, weights_apart)
+        if not problem:
+            return ""
+        found = found or problem
+    split.take(chosen, before)
+    return found
 
 
-def _problem_as_is(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients) -> str:
+def _problem_as_is(
+    split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients, weights_apart: bool = False
+) -> str:
     try:
         if isinstance(split, Decoder):
             split.learn(batch)
-        return difference(split, batch, seed, loss, gradients)
+        return difference(split, batch, seed, loss, gradients, weights_apart)
     except BadInputError as error:
         return one_line(error)
     except Exception as error:
@@ -258,7 +277,7 @@ def draws_random_numbers(decoder: Decoder) -> bool:
         before = torch.get_rng_state()
         decoder.module.train()
         try:
-            decoder.module(**decoder._arguments(batch))
+            decoder.module(**decoder.arguments(batch))
         finally:
             decoder.module.train(training)
         return not torch.equal(before, torch.get_rng_state())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
@@ -57,9 +60,12 @@ class BlockStandIn(_StandIn):
 
 
 class FrontStandIn(_StandIn):
-    """Zeros where a layer in front of the blocks would give its output; it needs no weights."""
+    """Zeros where a layer in front of the blocks would give its output; it needs no weights.
 
-    def __init__(self, module: nn.Module, width: int, dtype: torch.dtype) -> None:
+    With a width the output has the shape of ids, or of a hidden tensor, with this width. Else the layer's own forward runs on meta.
+    """
+
+    def __init__(self, module: nn.Module, width: Optional[int], dtype: torch.dtype) -> None:
         super().__init__(module)
         self._width = width
         self._dtype = dtype
@@ -67,12 +73,30 @@ class FrontStandIn(_StandIn):
         # A model's device and type are those of its first parameter.
         self.place = nn.Parameter(torch.zeros(1, dtype=first.dtype), requires_grad=False)
 
-    def forward(self, *arguments: Any, **named: Any) -> Tensor:
-        given = next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
-        if given is None:
-            raise BadInputError(f"model: {type(self._module).__name__} in front of the blocks is given no tensor, wanted an embedding")
-        shape = given.shape[:-1] if given.is_floating_point() else given.shape
-        return torch.zeros(*shape, self._width, dtype=self._dtype, device=given.device)
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        if self._width is None:
+            return self._on_meta(arguments, named)
+        shape = shape_before_width((arguments, named))
+        assert shape is not None
+        return torch.zeros(*shape, self._width, dtype=self._dtype, device=self.place.device)
+
+    def _on_meta(self, *given: Any) -> Any:
+        moved = with_tensors(given, {path: tensor.to("meta") for path, tensor in tensors_of(given)})
+        tensors = itertools.chain(self._module.named_parameters(), self._module.named_buffers())
+        twins = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+        with torch.no_grad():
+            output = torch.func.functional_call(self._module, twins, *moved)
+        zeros = {path: torch.zeros_like(tensor, device=self.place.device) for path, tensor in tensors_of(output)}
+        return with_tensors(output, zeros)
+
+
+def shape_before_width(given: Given) -> Optional[tuple[int, ...]]:
+    """The shape of the ids that a layer is given, or of the hidden tensor without its last dimension."""
+    arguments, named = given
+    tensor = next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
+    if tensor is None:
+        return None
+    return tuple(tensor.shape[:-1] if tensor.is_floating_point() else tensor.shape)
 
 
 @contextlib.contextmanager
@@ -131,13 +155,24 @@ def with_tensors(value: Any, by: Mapping[Path, Optional[Tensor]], path: Path = (
     return {key: with_tensors(element, by, (*path, key)) for key, element in value.items()}
 
 
-def without_caches(given: Given) -> Given:
+def without_caches(block: nn.Module, given: Given) -> Given:
     """The arguments less caches of keys and values, which are empty in training."""
+    names = list(inspect.signature(block.forward).parameters)
+
+    def kept(name: str, value: Any) -> Any:
+        return None if _is_cache(value) else False if name == "use_cache" and value else value
+
     arguments, named = given
-    kept = {name: None if _is_cache(value) else value for name, value in named.items()}
-    if kept.get("use_cache"):
-        kept["use_cache"] = False
-    return tuple(None if _is_cache(value) else value for value in arguments), kept
+    # Parameters behind the names are those of *args.
+    positional = tuple(kept(name, value) for name, value in itertools.zip_longest(names[: len(arguments)], arguments, fillvalue=""))
+    return positional, {name: kept(name, value) for name, value in named.items()}
+
+
+def with_fresh_caches(given: Given) -> Given:
+    """The arguments with caches of their own, as empty as those of the notes."""
+    arguments, named = given
+    fresh = {name: copy.deepcopy(value) if _is_cache(value) else value for name, value in named.items()}
+    return tuple(copy.deepcopy(value) if _is_cache(value) else value for value in arguments), fresh
 
 
 def _is_cache(value: Any) -> bool:

@@ -198,11 +198,12 @@ def first_plan(
     if given is not None:
         return read_plan(_document(given), ranks.size, len(split.layers))
     if schedule not in KINDS:
-        raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)} (others need input and weight gradients apart)")
+        raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)}")
     times = ranks.attempt("model: its first measurement", lambda: (_times(split) if ranks.rank == 0 else [], {}))
     costs = profile_of(split, ranks.gather(times)[0])
     used = min(ranks.size, len(split.layers))
-    planned = make_plan(costs, ranks=used, micro_batches=micro_batches, balancer="optimal", schedule=schedule)
+    balancer = "search" if schedule == "adaptive" else "optimal"
+    planned = make_plan(costs, ranks=used, micro_batches=micro_batches, balancer=balancer, schedule=schedule)
     plan = read_plan({**planned.document, "ranks": ranks.size}, ranks.size, len(split.layers))
     ranks.agree({"first plan": plan.cut})  # processors may differ in a last bit
     return plan

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 import contextlib
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from ..errors import BadInputError
+from .deferred import Deferring, Queue, add_weight_gradients
 from .layers import HIDDEN, LOSS, Context, Spec, Split, Values
 from .marks import Marks
 from .messages import Arriving, post
@@ -48,13 +49,14 @@ class Step:
         self._inputs: dict[Place, Values] = {}  # those that want a gradient
         self._outputs: dict[Place, Values] = {}
         self._stamps: dict[Place, list[tuple[int, float]]] = {}
+        self._queues: dict[Place, dict[int, Queue]] = {}  # of gradients of weights, by layer, where I and W are apart
         self._gradients: dict[Place, Values] = {}  # from a stage of this rank to the one before it
         self.losses: dict[int, Tensor] = {}
 
     def run(self) -> None:
         """Performs the actions in order, and waits for what was sent."""
         perform = {
-            "F": self._forward, "B": self._backward, "RECV_F": self._receive, "RECV_B": self._receive,
+            "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights, "RECV_F": self._receive, "RECV_B": self._receive,
             "SEND_F": self._send_output, "SEND_B": self._send_gradient,
         }
         for action in self._program.actions:
@@ -63,7 +65,7 @@ class Step:
             self._agreed()
             for message in self._sends:
                 message.wait()
-        assert not self._outputs and not self._receives
+        assert not self._outputs and not self._receives and not self._queues
 
     # --- Messages. ---
 
@@ -160,7 +162,7 @@ class Step:
         last = len(self._split.layers) - 1
         with torch.set_grad_enabled(not self._is_frozen(action.stage)):
             for layer in stage.layers:
-                with self._random(layer, action.micro_batch), self._marks.forward(layer):
+                with self._random(layer, action.micro_batch), self._marks.forward(layer), self._deferring(place, layer):
                     values = self._split.run(layer, values, context)
                 if layer == last:
                     self.losses[action.micro_batch] = values[LOSS].detach()
@@ -169,6 +171,17 @@ class Step:
                     self._marks.watch(values, stamps, layer)
         if not (stage.layers[-1] == last and self._is_frozen(action.stage)):
             self._outputs[place] = values
+
+    def _deferring(self, place: Place, layer: int) -> contextlib.AbstractContextManager[Any]:
+        if not self._program.apart or self._is_frozen(place[0]):
+            return contextlib.nullcontext()
+        return Deferring(self._queues.setdefault(place, {}).setdefault(layer, []))
+
+    def _weights(self, action: Action) -> None:
+        queues = self._queues.pop((action.stage, action.micro_batch))
+        for layer in reversed(self._program.stages[action.stage].layers):
+            with self._marks.weights(layer):
+                add_weight_gradients(queues[layer])
 
     def _backward(self, action: Action) -> None:
         place = (action.stage, action.micro_batch)

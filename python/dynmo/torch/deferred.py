@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of weights apart from those of inputs, for schedules with I and W.
+
+A product with a weight becomes a graph of its own. Its backward takes the gradient of the input alone and leaves that of the weight
+to a queue, which W empties. Autograd computes both with the kernels that it uses for B, so the bits are the same. Gradients of
+other parameters, of norms, biases and embeddings, are part of I.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# What multiplies by weights. Gradients of other operations cost little.
+PRODUCTS = frozenset((
+    nn.functional.linear, torch.addmm, torch.mm, torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, nn.functional.conv1d,
+    Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm,
+))
+
+
+@dataclass
+class Pending:
+    """A product whose weights wait for their gradients."""
+
+    output: Tensor
+    gradient: Tensor
+    weights: list[nn.Parameter]
+
+
+Queue = list[Pending]
+
+
+class Deferring(TorchFunctionMode):
+    """While it is entered, gradients of weights will be left to `queue`."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if function in PRODUCTS and torch.is_grad_enabled() and not _checkpointed():
+            given = (*args, *named.values())
+            weights = [value for value in given if isinstance(value, nn.Parameter) and value.requires_grad and value.dim() > 1]
+            others = [value for value in given if isinstance(value, Tensor) and not any(value is weight for weight in weights)]
+            if weights and not any(isinstance(value, (tuple, list)) for value in given):
+                return _Apart.apply(self._product(function, args, named, others), len(others), weights, self._queue, *others, *weights)
+        return function(*args, **named)
+
+    def _product(self, function: Any, args: Any, named: dict[str, Any], others: list[Tensor]) -> Callable[[list[Tensor]], Tensor]:
+        def call(inner: list[Tensor]) -> Tensor:
+            by = {id(other): value for other, value in zip(others, inner)}
+            product: Tensor = function(
+                *(by.get(id(value), value) for value in args), **{name: by.get(id(value), value) for name, value in named.items()}
+            )
+            return product
+
+        return call
+
+
+class _Apart(torch.autograd.Function):
+    """The operation in a graph of its own, from its inputs to its output."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, call: Callable[[list[Tensor]], Tensor], count: int, weights: list[nn.Parameter], queue: Queue, *given: Tensor
+    ) -> Tensor:
+        inner = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given[:count]]
+        with torch.enable_grad():
+            ctx.output = call(inner)
+        ctx.inner, ctx.weights, ctx.queue = inner, weights, queue
+        return ctx.output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        wanted = [tensor for tensor in ctx.inner if tensor.requires_grad]
+        found: Iterator[Tensor] = iter(
+            torch.autograd.grad(ctx.output, wanted, gradient, retain_graph=True) if wanted else ()
+        )
+        ctx.queue.append(Pending(ctx.output, gradient, ctx.weights))
+        gradients = [next(found) if tensor.requires_grad else None for tensor in ctx.inner]
+        nothing = [None] * len(ctx.weights)
+        ctx.output = ctx.inner = ctx.weights = ctx.queue = None
+        return (None, None, None, None, *gradients, *nothing)
+
+
+def _checkpointed() -> bool:
+    """Whether saved tensors are changed, as checkpointing does, which would run the block again for each product."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+
+
+def add_weight_gradients(queue: Queue) -> None:
+    """Adds what waits in the queue to the gradients of its weights, in the order in which B does."""
+    if queue:
+        weights = {id(weight): weight for pending in queue for weight in pending.weights}
+        with torch.autocast("cpu", enabled=False):
+            torch.autograd.backward(
+                [pending.output for pending in queue], [pending.gradient for pending in queue], inputs=list(weights.values())
+            )
+        queue.clear()
