@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <ranges>
+#include <span>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -49,14 +50,18 @@ std::int64_t RangeRecompute::min_bytes(int first, int end) const {
   const std::int64_t state = sum(state_, first, end);
   const std::int64_t activation = sum(activation_, first, end);
   const std::int64_t saved = sum(saved_, first, end);
-  std::int64_t largest = 0;
-  for (int i = std::max(first, frozen_); i < end; ++i) {
-    largest = std::max(largest, sum(saved_, i, i + 1));
+  // A fused B frees each layer before it restores the next one.
+  std::int64_t freed = 0;
+  std::int64_t most = 0;
+  for (int i = end; i-- > std::max(first, frozen_);) {
+    const std::int64_t own = sum(saved_, i, i + 1);
+    most = std::max(most, own - freed);
+    freed += sum(activation_, i, i + 1) - own;
   }
   std::int64_t bytes = state;
   for (const Point& point : points_) {
     const std::int64_t restored =
-        point.restored[0] * std::max<std::int64_t>(saved, 0) + (point.backward >= 0 ? largest : 0);
+        point.restored[0] * std::max<std::int64_t>(saved, 0) + (point.backward >= 0 ? most : 0);
     bytes = std::max(bytes, state + point.held[0] * (activation - saved) + restored);
   }
   return bytes;
@@ -145,20 +150,34 @@ RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
     lower = std::max(lower, parts);
   }
   range.lower = static_cast<std::int64_t>(std::floor(lower * (1 - 1e-12)));
-  std::int64_t saved = 0;
-  std::int64_t largest = 0;
-  const auto fits = [&](std::int64_t bytes, std::int64_t top) {
+  // Whether the first `taken` choices are enough: more of them need no more memory.
+  std::vector<std::int64_t> chosen(static_cast<std::size_t>(end - first));  // bytes saved, by layer
+  const auto fits = [&](std::size_t taken) {
+    std::int64_t saved = 0;
+    std::fill(chosen.begin(), chosen.end(), 0);
+    for (const Choice& choice : std::span(choices).first(taken)) {
+      chosen[static_cast<std::size_t>(choice.layer - first)] = choice.saved;
+      saved += choice.saved;
+    }
+    std::int64_t freed = 0;
+    std::int64_t largest = 0;
+    for (int i = end; i-- > std::max(first, frozen_);) {
+      const std::int64_t own = chosen[static_cast<std::size_t>(i - first)];
+      largest = std::max(largest, own - freed);
+      freed += sum(activation_, i, i + 1) - own;
+    }
     return std::all_of(points_.begin(), points_.end(), [&](const Point& point) {
-      return state + point.held[0] * (activation - bytes) + point.restored[0] * bytes +
-                 (point.backward >= 0 ? top : 0) <=
+      return state + point.held[0] * (activation - saved) + point.restored[0] * saved +
+                 (point.backward >= 0 ? largest : 0) <=
              memory_;
     });
   };
-  std::size_t taken = 0;
-  while (taken < choices.size() && !fits(saved, largest)) {
-    saved += choices[taken].saved;
-    range.upper += choices[taken].parts;
-    largest = std::max(largest, choices[taken++].saved);
+  const auto counts = std::views::iota(std::size_t{0}, choices.size());
+  const auto enough =
+      std::ranges::partition_point(counts, [&](std::size_t taken) { return !fits(taken); });
+  for (const Choice& choice :
+       std::span(choices).first(static_cast<std::size_t>(enough - counts.begin()))) {
+    range.upper += choice.parts;
   }
   const bool alike = std::all_of(choices.begin(), choices.end(), [&](const Choice& choice) {
     return choice.saved == choices[0].saved && choice.parts == choices[0].parts;
