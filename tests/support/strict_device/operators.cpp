@@ -74,11 +74,14 @@ Known& known(const c10::OperatorHandle& op) {
 // A call of an operator: what it reads and writes, and its arguments on the CPU.
 struct Call {
   const Known& op;
-  std::vector<Block*> read;
-  std::vector<Block*> written;
-  std::vector<std::pair<const at::TensorImpl*, Tensor>> seen;
-  std::vector<std::pair<Tensor, Tensor>> grown;  // outputs without memory yet, ours and the CPU's
-  std::optional<at::DeviceIndex> device;
+  std::vector<Block*> read = {};
+  std::vector<Block*> written = {};
+  std::vector<std::pair<const at::TensorImpl*, Tensor>> seen = {};
+  // Outputs without memory yet, ours and the CPU's.
+  std::vector<std::pair<Tensor, Tensor>> grown = {};
+  std::optional<at::DeviceIndex> device = {};
+  bool masked = false;  // chosen by a mask: the shape depends on data
+  bool chosen = false;  // by places
 
   [[noreturn]] void refuse(const Tensor& tensor, const char* why) const {
     TORCH_CHECK(false, "strict device: ", op.name, " of a tensor of shape ", tensor.sizes(), " on ",
@@ -120,7 +123,10 @@ struct Call {
     }
     if (value.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> list;
+      chosen = true;
       for (const std::optional<Tensor>& tensor : value.toOptionalTensorVector()) {
+        masked |= tensor && tensor->defined() &&
+                  (tensor->scalar_type() == at::kBool || tensor->scalar_type() == at::kByte);
         list.push_back(tensor ? std::optional(on_cpu(*tensor, writes)) : std::nullopt);
       }
       return list;
@@ -128,6 +134,9 @@ struct Call {
     if (value.isDevice() && value.toDevice().is_privateuseone()) return at::Device(at::kCPU);
     return value;
   }
+
+  // An index by places has the tag of one by a mask, and does not wait.
+  [[nodiscard]] bool waits() const { return chosen ? masked : op.waits; }
 };
 
 Tensor like(const Tensor& result, at::DeviceIndex device) {
@@ -227,7 +236,7 @@ void run_now(const c10::OperatorHandle& op, Call& call, std::vector<IValue>& cpu
              at::DeviceIndex device) {
   const char* const name = call.op.name.c_str();
   Machine::get().launch(device, name, call.read, call.written, [] {});
-  if (call.op.waits) Machine::get().wait_for_current_stream(device, name);
+  if (call.waits()) Machine::get().wait_for_current_stream(device, name);
   op.callBoxed(&cpu);
   keep_grown(call, device);
   std::size_t r = 0;
@@ -297,7 +306,7 @@ void run_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   for (std::size_t a = 0; a < count; ++a) cpu.push_back(call.on_cpu(given[a], k.writes[a]));
   const at::DeviceIndex device = call.device.value_or(current_device());
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (mode() == Mode::kLate && !k.waits) {
+  if (mode() == Mode::kLate && !call.waits()) {
     run_late(op, call, given, cpu, device);
   } else {
     run_now(op, call, cpu, device);
@@ -313,8 +322,7 @@ void run_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
 // CPU's. So what has a kernel on the CPU is registered by name.
 void register_compositions(torch::Library& library, const std::set<std::string>& own) {
   using c10::DispatchKey;
-  const c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!name.name.starts_with("aten::") || own.contains(full_name(name)) || !op ||
         !op->hasSchema() || !op->hasKernelForDispatchKey(DispatchKey::CPU)) {
@@ -333,8 +341,8 @@ void register_compositions(torch::Library& library, const std::set<std::string>&
 }  // namespace
 
 void register_operators() {
-  static torch::Library fallback(torch::Library::FALLBACK, "_", c10::DispatchKey::PrivateUse1,
-                                 __FILE__, __LINE__);
+  static torch::Library fallback(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
+                                 __LINE__);
   fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_device>());
   static torch::Library own(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
                             __LINE__);
