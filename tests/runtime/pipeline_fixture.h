@@ -31,6 +31,7 @@
 #include "dynmo/transport/in_process.h"
 #include "dynmo/transport/tags.h"
 #include "dynmo/transport/testing/fault.h"
+#include "tests/support/tested_device.h"
 
 namespace dynmo::runtime::testing {
 
@@ -121,7 +122,7 @@ struct RunOptions {
   plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank
   double row_room = 1;
-  Staging staging = {};
+  Staging staging = {.device = dynmo::testing::tested_device()};
   // Makes the channels between stages, one a rank; none: the ranks' transport.
   std::function<std::unique_ptr<c10d::ChannelTransport>(transport::Transport&)> channels = {};
 };

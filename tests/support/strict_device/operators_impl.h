@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the fallback of the strict device and its own operators share.
+
+#include <ATen/core/Tensor.h>
+
+#include "machine_impl.h"
+
+namespace torch {
+class Library;
+}
+
+namespace dynmo::strict {
+
+[[nodiscard]] bool is_ours(const at::Tensor& tensor);
+// Returns a tensor of the CPU with the bytes of `tensor`, where the device finds them.
+[[nodiscard]] at::Tensor opened(const at::Tensor& tensor);
+// Returns nullptr for a tensor without memory.
+[[nodiscard]] Block* block_of(const at::Tensor& tensor);
+
+// Registers the operators that are no kernel of the CPU's on the same bytes.
+void register_own(torch::Library& library);
+
+}  // namespace dynmo::strict
