@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What measuring every layer in every step costs, as a share of the step: the clock reads of the
 // engine, counted and priced at what one takes here, the making of costs and their noise from the
-// window, and the metrics for TensorBoard and Prometheus. Two ranks as threads train the small model of
-// docs/performance.md with half the micro-batches; a step with and one without clock reads cannot
-// be told apart.
+// window, and the metrics for TensorBoard and Prometheus. Two ranks as threads train the small
+// model of docs/performance.md with half the micro-batches; a step with and one without clock reads
+// cannot be told apart.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
