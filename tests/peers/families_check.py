@@ -164,6 +164,20 @@ def pipeline(kind):
     return losses, weights, len(set(pipe._split.carried.values())), pipe._seed
 
 
+def on_rank_0(run):
+    """What rank 0's call gives, or None and why it failed; on all ranks."""
+    import torch.distributed as dist
+
+    found = [None]
+    if dist.get_rank() == 0:
+        try:
+            found = [run()]
+        except Exception as error:
+            found = [(None, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+
 def one(kind, say):
     """What came of a family: equal, refused, differs, or no model."""
     import torch
@@ -171,16 +185,15 @@ def one(kind, say):
 
     import dynmo
 
-    try:
-        say("?no loop", "it is too slow here")
-        wanted_losses, wanted = loop(kind)
-        say("?fails", "a rank ended or hung")
-    except Exception as error:
-        return "no loop", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    say("?no loop", "it is too slow here")
+    wanted_losses, wanted = on_rank_0(lambda: loop(kind))
+    if wanted_losses is None:
+        return "no loop", wanted
+    say("?fails", "a rank ended or hung")
     try:
         losses, weights, carried, seed = pipeline(kind)
         if seed is not None:
-            wanted_losses, wanted = loop(kind, seed)
+            wanted_losses, wanted = on_rank_0(lambda: loop(kind, seed))
     except dynmo.BadInputError as error:
         return "refused", str(error)
     except Exception as error:

@@ -26,7 +26,17 @@ LLAMA4 = {
     **torch_cases.BASE, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1,
     "attention_chunk_size": 4, "no_rope_layers": [1, 1, 1, 0],
 }
-torch_cases.FAMILIES.update(bart=BART, opt=OPT, llama4_text=LLAMA4)
+GPTJ = {
+    "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 96, "n_positions": 64, "rotary_dim": 4, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}
+ROFORMER = {
+    "hidden_size": 32, "embedding_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 96,
+    "max_position_embeddings": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "is_decoder": True,
+    "tie_word_embeddings": False,
+}
+XLNET = {"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 48, "vocab_size": 96, "dropout": 0.0, "tie_word_embeddings": False}
+torch_cases.FAMILIES.update(bart=BART, opt=OPT, llama4_text=LLAMA4, gptj=GPTJ, roformer=ROFORMER, xlnet=XLNET)
 SAMPLES, LENGTH = 4, 8
 
 
@@ -125,7 +135,8 @@ def batches():
     padded = torch.ones(SAMPLES, LENGTH, dtype=torch.long)
     padded[1, 5:] = 0
     as_the_loop({**batch_of(), "attention_mask": padded}, "llama4_text")
-    as_the_loop(batch_of(), "bart")
+    for family in ("bart", "gptj", "roformer", "xlnet"):
+        as_the_loop(batch_of(), family)
     refused_batch("takes num_items_in_batch", "bart", num_items_in_batch=28)
     refused_batch("takes num_items_in_batch", "bart", num_items_in_batch=torch.tensor(28))
     refused_batch("no loss, wanted labels", labels=ABSENT)
@@ -175,6 +186,7 @@ def later_steps():
         refused("pipe.save_pretrained()", call)
     pipe.evaluate(**batch_of(), attention_mask=torch.ones(SAMPLES, LENGTH, dtype=torch.long))
     refused("position_ids was not in the first batch", lambda: pipe.step(**batch_of(), position_ids=torch.arange(LENGTH)[None]))
+    refused("zb-h1 has I and W apart, with which the first batch was not checked", lambda: pipe.move_to({**pipe.plan.document(), "schedule": "zb-h1"}))
     refused("labels is a number, in the first batch", lambda: pipe.step(input_ids=batch_of()["input_ids"], labels=3))
     refused("3 samples in 2 micro-batches", lambda: pipe.step(**{name: value[:3] for name, value in batch_of().items()}))
     own = batch_of() if dist.get_rank() == 0 else {name: value[:3] for name, value in batch_of().items()}

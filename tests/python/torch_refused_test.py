@@ -165,12 +165,12 @@ class Refused(Case):
 
     def test_settings_and_plans(self):
         self.refuse("micro_batches=0", llama(), micro_batches=0)
-        for schedule in ("zb-h1", "zb-v", "adaptive"):
-            self.refuse("1f1b", llama(), schedule=schedule)
+        self.refuse("schedule: dapple, wanted gpipe, 1f1b, interleaved, zb-h1", llama(), schedule="dapple")
         document = {"format": "dynmo-plan-1", "ranks": 1, "schedule": "1f1b", "stages": [{"stage": 0, "rank": 0, "first_layer": 0, "layers": 5}]}
         self.refuse("cover 5 layers", llama(), plan=document)
         self.refuse("for 2 ranks, here are 1", llama(), plan={**document, "ranks": 2})
-        self.refuse("zb-h1", llama(), plan={**document, "schedule": "zb-h1"})
+        self.refuse("schedule adaptive without order", llama(), plan={**document, "schedule": "adaptive"})
+        self.refuse("schedule zb-h1 has an order", llama(), plan={**document, "schedule": "zb-h1", "order": [["0F0"]]})
         self.refuse("wanted a dynmo.Plan", llama(), plan={"stages": [{}]})
 
     def test_batches(self):

@@ -13,6 +13,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -354,10 +355,11 @@ class Decoder:
         return loss
 
     def whole(self, batch: MicroBatch, before: Callable[[int], None]) -> Tensor:
-        handles = [
-            block.register_forward_pre_hook(lambda *_, layer=index + 1: before(layer)) for index, block in enumerate(self._real)
-        ]
-        handles.append(self._real[-1].register_forward_hook(lambda *_: before(len(self._real) + 1)))
+        def reach(layer: int, *_: Any) -> None:  # what a hook returns would replace what the block is given
+            before(layer)
+
+        handles = [block.register_forward_pre_hook(partial(reach, index + 1)) for index, block in enumerate(self._real)]
+        handles.append(self._real[-1].register_forward_hook(partial(reach, len(self._real) + 1)))
         before(0)
         try:
             return self._loss_of(self.module(**batch))

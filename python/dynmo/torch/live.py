@@ -18,7 +18,7 @@ from .move import Moved
 from .program import Plan
 from .start import profile_of
 
-BALANCERS = ("optimal", "uniform", "parameters", "time", "diffusion-parameters", "diffusion-time")
+BALANCERS = ("optimal", "uniform", "parameters", "time", "diffusion-parameters", "diffusion-time", "search")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Balancer:
 
     def __init__(self, split: Split, ranks: int, options: dict[str, Any]) -> None:
         if options["balancer"] not in BALANCERS:
-            raise BadInputError(f"balancer: {options['balancer']}, wanted {', '.join(BALANCERS)} (others plan orders with I and W apart)")
+            raise BadInputError(f"balancer: {options['balancer']}, wanted {', '.join(BALANCERS)}")
         self._split = split
         self.decisions = Decisions(profile_of(split, [(0.0, 0.0)] * len(split.layers)), ranks, options)
         self._frozen = frozen_prefix(split.layers)

@@ -96,6 +96,7 @@ class Pipeline:
         start.untie_optimizer(self._split, optimizer)
         # The first batch is checked against the whole model, so layers of other ranks stay until then.
         self._whole = True
+        self._searches = balance and balancer == "search"
         self._checked_apart = False  # also with I and W apart
         self._kinds: dict[str, set[str]] = {}  # of the batches that were checked
         if optimizer is not None:
@@ -299,7 +300,7 @@ class Pipeline:
             facts = dict(zip(AGREED, self._alike(batch, frozen)))
             sample = batches.sample_of(batch, self.micro_batches)
             if training or not batches.kinds_of(batch).items() <= {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}:
-                selfcheck.check_batch(self._split, sample, self._used_seed(), self.plan.schedule in APART)
+                selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
             return None, facts
 
         self._ranks.attempt("the first step", check)
@@ -309,9 +310,13 @@ class Pipeline:
             self._balancer.not_timed()
         if training and self.ranks > 1:
             self._whole = False
-            self._checked_apart = self.plan.schedule in APART
+            self._checked_apart = self._runs_apart()
             release_others(self._split.layers, self.plan.owners, self.rank, self.optimizer)
             saving.refuse_reading(self.module)
+
+    def _runs_apart(self) -> bool:
+        """Whether I and W are two actions, or may be after a decision."""
+        return self.plan.schedule in APART or self._searches
 
     def _check_trained(self, frozen: int, training: bool) -> None:
         if training and frozen == len(self._split.layers):

@@ -142,13 +142,7 @@ def split_decoder(model: nn.Module) -> Decoder:
         with unnoticed(model):
             decoder = Decoder(model)
             decoder.probe(batch)
-            try:
-                found = whole(model, decoder.whole(batch, lambda _: None))
-            except RuntimeError:  # blocks that write into a cache have no backward
-                taken_gradients(model)
-                decoder.caches = Caches.OFF
-                batch = decoder.arguments(batch)
-                found = whole(model, decoder.whole(batch, lambda _: None))
+            found = whole(model, decoder.whole(batch, lambda _: None))
         decoder.collect()
         with unnoticed(model):
             if problem := _problem(decoder, batch, None, *found):

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""PEFT's LoRA on a frozen Llama and Qwen3 on 3 ranks, without and with both kinds of gradient checkpointing.
+
+Losses, adapters and their moments must be those of the plain loop, bit for bit, after two moves to random cuts, under 1f1b and zb-h1.
+"""
+import argparse
+import itertools
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import warnings
+
+from families_check import RANKS, batch_of, config_of, free_port, random_plan
+
+CASES = list(itertools.product(("llama", "qwen3"), ("no", "plain", "reentrant"), ("1f1b", "zb-h1")))
+STEPS, MICRO_BATCHES = 6, 2
+
+
+def make(kind, checkpointing):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    adapters = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_config(config_of(kind)), adapters)
+    if checkpointing != "no":
+        model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+        model.enable_input_require_grads()
+    return model.train(), torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2)
+
+
+def loop(kind, checkpointing):
+    model, optimizer = make(kind, checkpointing)
+    losses = []
+    for step in range(STEPS):
+        total = 0
+        for part in range(MICRO_BATCHES):
+            loss = model(**{name: value[part : part + 1] for name, value in batch_of(step).items()}).loss / MICRO_BATCHES
+            loss.backward()
+            total = total + loss.detach()
+        losses.append(total.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, model, optimizer
+
+
+def pipeline(kind, checkpointing, schedule):
+    import dynmo.torch as dt
+
+    model, optimizer = make(kind, checkpointing)
+    draw, losses = random.Random(kind), []
+    pipe = dt.Pipeline(model, optimizer, micro_batches=MICRO_BATCHES, balance=False, schedule=schedule, timeout_s=100)
+    for step in range(STEPS):
+        losses.append(pipe.step(**batch_of(step)).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if step in (1, 3):
+            pipe.move_to({**random_plan(draw, len(pipe.layers)), "schedule": schedule})
+    return losses, model, optimizer
+
+
+def state_of(model, optimizer):
+    """Adapters and moments that are on this rank."""
+    return {
+        f"{name} {key}": value
+        for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.device.type != "meta"
+        for key, value in {"": parameter.detach(), **optimizer.state[parameter]}.items()
+    }
+
+
+def rank_main():
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for kind, checkpointing, schedule in CASES:
+        wanted_losses, *wanted = loop(kind, checkpointing)
+        try:
+            losses, *found = pipeline(kind, checkpointing, schedule)
+            mine, all_of = state_of(*found), state_of(*wanted)
+            wrong = [name for name in mine if not torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(all_of[name]))]
+            why = f"losses {losses}, wanted {wanted_losses}" if losses != wanted_losses else f"{len(wrong)} such as {wrong[0]}" if wrong else ""
+            names = [None] * RANKS
+            dist.all_gather_object(names, list(mine))
+            why = why or ("" if sorted(itertools.chain(*names)) == sorted(all_of) else "not every adapter is on one rank")
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        if dist.get_rank() == 0 or why:
+            print(f"{'FAIL' if why else 'PASS'} {kind} {checkpointing} {schedule}: {why or 'equal'}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dynmo", help="the program; its build folder has the package")
+    parser.add_argument("--rank", action="store_true", help="this process is one rank")
+    arguments = parser.parse_args()
+    if arguments.rank:
+        rank_main()
+        return 0
+    if subprocess.run([sys.executable, "-c", "import peft"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
+        print("SKIP lora: no peft, which scripts/setup peers installs")
+        return 0
+    environment = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
+                   "CUDA_VISIBLE_DEVICES": ""}
+    if arguments.dynmo:
+        environment["PYTHONPATH"] = str(pathlib.Path(arguments.dynmo).resolve().parents[2] / "python")
+    with tempfile.TemporaryDirectory() as folder:
+        said = [open(pathlib.Path(folder, str(rank)), "w+", encoding="utf-8") for rank in range(RANKS)]
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, "--rank"], env={**environment, "RANK": str(rank)}, stdout=said[rank], stderr=subprocess.STDOUT)
+            for rank in range(RANKS)
+        ]
+        codes = [process.wait() for process in ranks]
+        for file in said:
+            file.seek(0)
+            print(file.read(), end="")
+            file.close()
+    return max(map(abs, codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
