@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <span>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -45,21 +45,29 @@ RangeRecompute::RangeRecompute(Recompute choice, const cost::ModelCost& model,
   }
 }
 
-std::int64_t RangeRecompute::min_bytes(int first, int end) const {
-  const std::int64_t state = sum(state_, first, end);
-  const std::int64_t activation = sum(activation_, first, end);
-  const std::int64_t saved = sum(saved_, first, end);
-  std::int64_t largest = 0;
-  for (int i = std::max(first, frozen_); i < end; ++i) {
-    largest = std::max(largest, sum(saved_, i, i + 1));
+template <typename SavedOf>
+std::int64_t RangeRecompute::bytes_with(int first, int end, const SavedOf& saved_of) const {
+  std::int64_t saved = 0;
+  std::int64_t kept = 0;     // by the layers so far: a fused B has freed them
+  std::int64_t largest = 0;  // restored beyond what was freed
+  for (int i = end; i-- > std::max(first, frozen_);) {
+    const std::int64_t own = saved_of(i);
+    largest = std::max(largest, own - kept);
+    saved += own;
+    kept += sum(activation_, i, i + 1) - own;
   }
+  const std::int64_t state = sum(state_, first, end);
   std::int64_t bytes = state;
   for (const Point& point : points_) {
-    const std::int64_t restored =
-        point.restored[0] * std::max<std::int64_t>(saved, 0) + (point.backward >= 0 ? largest : 0);
-    bytes = std::max(bytes, state + point.held[0] * (activation - saved) + restored);
+    bytes = std::max(bytes, state + point.held[0] * kept +
+                                point.restored[0] * std::max<std::int64_t>(saved, 0) +
+                                (point.backward >= 0 ? largest : 0));
   }
   return bytes;
+}
+
+std::int64_t RangeRecompute::min_bytes(int first, int end) const {
+  return bytes_with(first, end, [this](int layer) { return sum(saved_, layer, layer + 1); });
 }
 
 bool RangeRecompute::within(int first, int end, std::int64_t limit) {
@@ -145,21 +153,25 @@ RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
     lower = std::max(lower, parts);
   }
   range.lower = static_cast<std::int64_t>(std::floor(lower * (1 - 1e-12)));
-  std::int64_t saved = 0;
-  std::int64_t largest = 0;
-  const auto fits = [&](std::int64_t bytes, std::int64_t top) {
-    return std::all_of(points_.begin(), points_.end(), [&](const Point& point) {
-      return state + point.held[0] * (activation - bytes) + point.restored[0] * bytes +
-                 (point.backward >= 0 ? top : 0) <=
-             memory_;
-    });
+  // More of the choices need no more memory.
+  std::vector<std::int64_t> saved(static_cast<std::size_t>(end));  // by layer
+  const auto fits = [&](std::size_t taken) {
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      saved[static_cast<std::size_t>(choices[i].layer)] = i < taken ? choices[i].saved : 0;
+    }
+    return bytes_with(first, end,
+                      [&](int layer) { return saved[static_cast<std::size_t>(layer)]; }) <= memory_;
   };
-  std::size_t taken = 0;
-  while (taken < choices.size() && !fits(saved, largest)) {
-    saved += choices[taken].saved;
-    range.upper += choices[taken].parts;
-    largest = std::max(largest, choices[taken++].saved);
+  std::size_t enough = 0;
+  for (std::size_t surely = choices.size(); enough < surely;) {
+    const std::size_t middle = (enough + surely) / 2;
+    if (fits(middle)) {
+      surely = middle;
+    } else {
+      enough = middle + 1;
+    }
   }
+  for (const Choice& choice : std::span(choices).first(enough)) range.upper += choice.parts;
   const bool alike = std::all_of(choices.begin(), choices.end(), [&](const Choice& choice) {
     return choice.saved == choices[0].saved && choice.parts == choices[0].parts;
   });

@@ -149,16 +149,18 @@ bool Point::covers(const Point& other) const {
 
 std::int64_t RankMemory::at(const Point& point, const std::vector<bool>& chosen) const {
   std::int64_t bytes = state;
-  std::int64_t largest = 0;
-  for (std::size_t i = 0; i < items.size(); ++i) {
+  std::int64_t freed = 0;  // of the micro-batch in B, by the layers behind an item
+  std::int64_t most = 0;
+  for (std::size_t i = items.size(); i-- > 0;) {
     const Item& item = items[i];
-    bytes += point.held[item.stage] * (chosen[i] ? item.kept : item.activation);
-    if (!chosen[i]) continue;
-    const std::int64_t saved = std::max<std::int64_t>(item.saved(), 0);
-    bytes += point.restored[item.stage] * saved;
-    if (static_cast<int>(item.stage) == point.backward) largest = std::max(largest, saved);
+    const std::int64_t now = chosen[i] ? item.kept : item.activation;
+    const std::int64_t saved = chosen[i] ? std::max<std::int64_t>(item.saved(), 0) : 0;
+    bytes += point.held[item.stage] * now + point.restored[item.stage] * saved;
+    if (static_cast<int>(item.stage) != point.backward) continue;
+    most = std::max(most, saved - freed);
+    freed += now;
   }
-  return bytes + largest;
+  return bytes + most;
 }
 
 std::int64_t RankMemory::peak(const std::vector<bool>& chosen) const {

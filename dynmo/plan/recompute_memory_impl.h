@@ -21,7 +21,8 @@ namespace dynmo::plan::internal {
 struct Point {
   std::vector<int> held;      // by stage of the rank: from F to the end of W
   std::vector<int> restored;  // from I to the end of W
-  int backward = -1;          // stage in a fused B, which restores layer by layer
+  // The stage in a fused B, which restores layer by layer from the last one on, and frees each.
+  int backward = -1;
   auto operator<=>(const Point&) const = default;
 
   [[nodiscard]] bool covers(const Point& other) const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <span>
 
@@ -65,21 +66,31 @@ Expected<Proposal> plan_for(const cost::ModelCost& model, const cost::Cluster& c
 double least_seconds(const cost::ModelCost& model, int first, int end, int held, Bytes memory) {
   double least = std::numeric_limits<double>::infinity();
   for (unsigned set = 0; set < (1U << (end - first)); ++set) {
-    std::int64_t bytes = 0;
-    std::int64_t largest = 0;
+    std::int64_t state = 0;
     double seconds = 0;
+    std::vector<std::int64_t> now;      // by layer: a stash
+    std::vector<std::int64_t> running;  // and while its gradient runs
     for (int i = first; i < end; ++i) {
       const cost::LayerCost& layer = model.layers[static_cast<std::size_t>(i)];
       const std::int64_t input =
           i == 0 ? 0 : model.layers[static_cast<std::size_t>(i) - 1].boundary_bytes.value;
-      bytes += cost::state_bytes(layer).value;
+      state += cost::state_bytes(layer).value;
       const bool again = (set >> (i - first) & 1U) != 0;
-      bytes += held * (again ? input : layer.activation_bytes.value);
-      if (!again) continue;
-      seconds += layer.forward_s;
-      largest = std::max(largest, layer.activation_bytes.value - input);
+      now.push_back(again ? input : layer.activation_bytes.value);
+      running.push_back(std::max(now.back(), layer.activation_bytes.value));
+      if (again) seconds += layer.forward_s;
     }
-    if (bytes + largest <= memory.value) least = std::min(least, seconds);
+    // The layers of the oldest micro-batch run backward, and are freed from the last one on.
+    const std::int64_t all = std::accumulate(now.begin(), now.end(), std::int64_t{0});
+    std::int64_t oldest = all;
+    std::int64_t most = held * all;
+    while (!now.empty()) {
+      most = std::max(most, (held - 1) * all + oldest - now.back() + running.back());
+      oldest -= now.back();
+      now.pop_back();
+      running.pop_back();
+    }
+    if (state + most <= memory.value) least = std::min(least, seconds);
   }
   return least;
 }
