@@ -308,6 +308,8 @@ Expected<Decision> decide(const PolicyInput& input, const PolicyOptions& options
   enter(rivals, *std::move(found), input);
   if (rivals.plan.stages == input.current.stages &&
       rivals.plan.schedule == input.current.schedule && rivals.plan.order == input.current.order) {
+    decision = keeping(input, rivals.planned);
+    decision.recomputed = rivals.recomputed;
     std::string reason =
         fmt::format("keep {}: it is the {} cut, {} a step, imbalance {:.1f} %",
                     to_string(input.current), name(options.balancer),

@@ -122,6 +122,9 @@ struct Decision {
 // the current plan if the balancer finds none (no feasible cut: the reason says so). Returns
 // kBadInput for input that is inconsistent, negative or NaN.
 //
+// If the balancer's cut is the one in force, the decision has the layers that the cut recomputes
+// with these costs.
+//
 // With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step. Released ranks are
 // worth their time. A plan on more ranks gains T - T'. T' itself stays within the slack.
 [[nodiscard]] Expected<Decision> decide(const PolicyInput& input,

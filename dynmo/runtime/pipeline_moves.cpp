@@ -21,8 +21,13 @@ Expected<void> Pipeline::balance(StepReport& report, Moves how) {
   const auto asked = Clock::now();
   DYNMO_ASSIGN(report.decision, decisions_.decide(now()));
   report.plan_s = seconds_since(asked);
-  if (!report.decision || !report.decision->migrate) return {};
-  return carry_out(*report.decision, report, how);
+  if (!report.decision) return {};
+  if (report.decision->migrate) return carry_out(*report.decision, report, how);
+  // The plan in force may recompute other layers from now on.
+  if (report.decision->recomputed != program_.recomputed) {
+    recompute(program_, model_, report.decision->recomputed);
+  }
+  return {};
 }
 
 Expected<void> Pipeline::carry_out(control::Decision& decision, StepReport& report, Moves how) {

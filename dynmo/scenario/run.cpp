@@ -383,6 +383,7 @@ class Run {
     DYNMO_ASSIGN(auto decision, controller_.decide(boundary(current, there)));
     left_.reset();
     if (!decision) return {};
+    if (!decision->migrate) costs_.recomputed = decision->recomputed;
     const Moves moves = decision->migrate ? how_to_move(current, decision->plan) : Moves::kAtOnce;
     if (moves == Moves::kDuringStep) left_ = plan_;
     return take(*std::move(decision), moves);

@@ -374,5 +374,28 @@ TEST(Policy, PlansAreWeighedEachWithTheLayersThatItRecomputes) {
                                       .value());
 }
 
+// Stashes have grown since the set in force was chosen.
+TEST(Policy, TheCutInForceRecomputesWhatItsMemoryNeedsNow) {
+  cost::ModelCost model = plan::equal_model(16, 1e-3);
+  for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{10};
+  const cost::Cluster cluster = cost::equal_ranks(4, Bytes{4 * 4000 + 4 * 4 * 60});
+  const plan::Plan plan =
+      plan::propose(plan::Balancer::kOptimal, {.model = model,
+                                               .cluster = cluster,
+                                               .micro_batches = 16,
+                                               .recompute = plan::Recompute::kAuto})
+          ->plan;
+  const PolicyInput input{plan, model, 0, cluster, 16, 1000, 1e9};
+  const auto decision = decide(input, {.recompute = plan::Recompute::kAuto});
+  ASSERT_TRUE(decision) << decision.error().message;
+  EXPECT_FALSE(decision->migrate) << decision->reason;
+  EXPECT_EQ(decision->plan, plan);
+  EXPECT_FALSE(decision->recomputed.empty());
+  const auto again =
+      plan::evaluate_recomputed(plan, model, cluster, 16, decision->recomputed).value();
+  EXPECT_TRUE(plan::fits_memory(again.result, cluster));
+  EXPECT_EQ(decision->current_step_s, again.step_time_s);
+}
+
 }  // namespace
 }  // namespace dynmo::control
