@@ -24,6 +24,7 @@
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/decided_again.h"
 
 namespace dynmo::train {
 namespace {
@@ -31,102 +32,10 @@ namespace {
 using runtime::Balancing;
 using runtime::Pipeline;
 using runtime::PipelineOptions;
-
-// These parts of a decision must be equal.
-using Decided = std::tuple<std::int64_t, bool, plan::Plan, std::string, std::string>;
-
-Decided decided(std::int64_t step, const control::Decision& decision) {
-  return {step, decision.migrate, decision.plan, decision.why, decision.reason};
-}
-
-// As `dynmo simulate` runs it: one policy over the load with its recording.
-std::vector<Decided> simulated(std::unique_ptr<dynamism::LoadModel> load, int ranks,
-                               const PipelineOptions& options,
-                               const std::vector<scenario::Event>& events) {
-  EXPECT_NE(load->recording(), nullptr);
-  scenario::Job job;
-  job.scenario.cluster.pipeline_ranks = ranks;
-  job.scenario.cluster.data_parallel = options.replicas;
-  job.scenario.training.steps = options.steps;
-  job.scenario.training.micro_batches = options.micro_batches;
-  if (options.memory < cost::kUnlimitedMemory) job.scenario.cluster.memory = options.memory;
-  if (options.recompute == plan::Recompute::kAuto) job.scenario.training.recompute = "auto";
-  job.scenario.policy.minimum_gain = options.policy.minimum_gain;
-  job.scenario.policy.noise_factor = options.policy.noise_factor;
-  job.scenario.policy.window = options.profile_window;
-  job.scenario.policy.pack_slack = options.policy.pack_slack;
-  job.scenario.policy.release_after = options.release_after;
-  job.scenario.policy.ranks_min = options.min_ranks;
-  job.scenario.events = events;
-  job.device = cost::find_device("h100").value();
-  job.load = std::move(load);
-  const bool packs = options.policy.rank_use == control::RankUse::kFewest;
-  const auto policy = scenario::parse_policy(packs ? "optimal+pack" : "optimal").value();
-  const auto run = scenario::run(job, *job.load, policy);
-  EXPECT_TRUE(run) << run.error().message;
-  std::vector<Decided> result;
-  if (!run) return result;
-  for (const scenario::DecisionAt& at : run->decisions) {
-    result.push_back(decided(at.step, at.decision));
-  }
-  return result;
-}
-
-struct Told {
-  Expected<void> status;
-  std::vector<Decided> decisions;
-};
-
-// A training of `layers` on as many ranks as the cut has parts, its load trace at `trace`.
-Told train(const model::Model& layers, const PipelineOptions& options, const std::vector<int>& cut,
-           const Pipeline::Batches& batches, const std::filesystem::path& trace) {
-  Told told;
-  const plan::Plan plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
-  told.status =
-      transport::run_ranks(plan.ranks, [&](transport::Transport& transport) -> Expected<void> {
-        at::set_num_threads(1);
-        const Rank rank(transport.rank().value);
-        // As first_plan does: one pipeline measures, another one trains.
-        const auto states = [&] {
-          return runtime::RankState{plan,
-                                    runtime::initial_states(layers, plan, rank, options.seed)};
-        };
-        Pipeline measuring(transport, layers, options, states());
-        DYNMO_TRY(measuring.measure(batches, 4));
-        Pipeline pipeline(transport, layers, options, states());
-        DYNMO_TRY(pipeline.use(measuring.profiler()));
-        DYNMO_ASSIGN(const auto writer, observe::LoadTraceWriter::open(trace, 1));
-        const bool first = rank == Rank(0);
-        if (first) {
-          writer->start({.plan = plan,
-                         .measured_under = plan,
-                         .measured = pipeline.profiler().observations()});
-        }
-        for (std::int64_t step = 0; step < options.steps; ++step) {
-          DYNMO_ASSIGN(const runtime::StepReport report, pipeline.step(batches));
-          if (!first) continue;
-          if (report.decision) told.decisions.push_back(decided(step, *report.decision));
-          writer->add(load_trace_step(report, pipeline));
-        }
-        return first ? writer->close() : Expected<void>();
-      });
-  return told;
-}
-
-void expect_the_same(const Told& told, const std::filesystem::path& trace, int ranks,
-                     const PipelineOptions& options,
-                     const std::vector<scenario::Event>& events = {}) {
-  ASSERT_TRUE(told.status) << told.status.error().message;
-  auto load = dynamism::read_trace(trace);
-  ASSERT_TRUE(load) << load.error().message;
-  const std::vector<Decided> again = simulated(std::move(*load), ranks, options, events);
-  ASSERT_EQ(again.size(), told.decisions.size());
-  for (std::size_t i = 0; i < again.size(); ++i) {
-    EXPECT_EQ(again[i], told.decisions[i])
-        << "step " << std::get<0>(told.decisions[i]) << ": " << std::get<4>(told.decisions[i])
-        << "\nagain step " << std::get<0>(again[i]) << ": " << std::get<4>(again[i]);
-  }
-}
+using testing::Decided;
+using testing::decided;
+using testing::expect_the_same;
+using testing::Told;
 
 PipelineOptions options_for(int steps, int micro_batches) {
   PipelineOptions options;
@@ -153,7 +62,7 @@ void a_run_that_freezes(int slices) {
     TempFolder folder;
     const std::filesystem::path trace = folder.path() / "trace.jsonl";
     cut.back() += slices - 1;
-    const Told told = train(model::make_llama(config), options, cut, batches, trace);
+    const Told told = testing::train(model::make_llama(config), options, cut, batches, trace);
     EXPECT_FALSE(told.decisions.empty()) << "layers freeze in every third step";
     expect_the_same(told, trace, static_cast<int>(cut.size()), options);
     const auto load = dynamism::read_trace(trace);
@@ -166,39 +75,6 @@ void a_run_that_freezes(int slices) {
 
 TEST(SimulatedDecisions, OfARunThatFreezesAreTheRunsOwn) { a_run_that_freezes(1); }
 TEST(SimulatedDecisions, OfARunWithAHeadInSlicesAreTheRunsOwn) { a_run_that_freezes(5); }
-
-// The layers that a plan recomputes follow from the plan and from what was measured.
-TEST(SimulatedDecisions, OfARunThatRecomputesAreTheRunsOwn) {
-  runtime::testing::RunOptions run{.steps = 24, .micro_batches = 4};
-  run.freezing = runtime::testing::freezing();
-  const model::LlamaConfig config = runtime::testing::small_model();
-  const model::Model layers = model::make_llama(config);
-  PipelineOptions options = runtime::testing::pipeline_options(config, run);
-  options.balancing = Balancing::kAutomatic;
-  const auto batches = [&](std::int64_t step, MicroBatchId id) {
-    return runtime::testing::batch(config, run.seed, step, id);
-  };
-  TempFolder folder;
-  const std::vector<int> cut = {4, 4};
-  const plan::Plan plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B);
-  const Told free = train(layers, options, cut, batches, folder.path() / "free.jsonl");
-  ASSERT_TRUE(free.status) << free.status.error().message;
-  const auto measured = dynamism::read_trace(folder.path() / "free.jsonl");
-  ASSERT_TRUE(measured) << measured.error().message;
-  // Halfway between what the cut takes with all layers recomputed and with none.
-  const cost::ModelCost costs = (*measured)->at(0);
-  const auto largest = [&](const plan::LayerSet& set) {
-    const auto peaks = plan::peak_memory(plan, costs, run.micro_batches, set).value();
-    return *std::max_element(peaks.begin(), peaks.end());
-  };
-  const Bytes memory{(largest({}) + largest(plan::all_layers(costs))).value / 2};
-  options.recompute = plan::Recompute::kAuto;
-  options.memory = memory;
-  const std::filesystem::path trace = folder.path() / "trace.jsonl";
-  const Told told = train(layers, options, cut, batches, trace);
-  EXPECT_FALSE(told.decisions.empty());
-  expect_the_same(told, trace, 2, options);
-}
 
 // Messages shrink while tokens leave: the run plans with the bytes of the step before.
 TEST(SimulatedDecisions, OfARunWhoseTokensLeaveAreTheRunsOwn) {
@@ -221,8 +97,9 @@ TEST(SimulatedDecisions, OfARunWhoseTokensLeaveAreTheRunsOwn) {
   };
   TempFolder folder;
   const std::filesystem::path trace = folder.path() / "trace.jsonl";
-  const Told told = train(runtime::testing::shaped(model::make_llama(config), run.make_sources),
-                          options, {3, 5}, batches, trace);
+  const Told told =
+      testing::train(runtime::testing::shaped(model::make_llama(config), run.make_sources), options,
+                     {3, 5}, batches, trace);
   expect_the_same(told, trace, 2, options);
   const auto load = dynamism::read_trace(trace);
   ASSERT_TRUE(load) << load.error().message;
@@ -271,7 +148,7 @@ class Emulated {
     const auto nothing = [](std::int64_t, MicroBatchId) {
       return runtime::MicroBatch{at::zeros({1, 1}, at::kLong), at::zeros({1, 1}, at::kLong)};
     };
-    return train::train(*layers, options, cut, nothing, trace);
+    return testing::train(*layers, options, cut, nothing, trace);
   }
 
   static constexpr int kLayers = 9;
