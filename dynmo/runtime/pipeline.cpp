@@ -289,6 +289,10 @@ Expected<void> Pipeline::prepare(StepReport& report) {
   if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
   if (options_.balancing == Balancing::kAutomatic && !moving_) {
     DYNMO_TRY(balance(report, Moves::kDuringStep));
+    // No cut may hold the layers that train from now on.
+    if (!moving_ && state_.frozen_layers != frozen) {
+      DYNMO_TRY(decisions_.recomputed_under(state_.plan, state_.frozen_layers));
+    }
   }
   const auto predicting = Clock::now();
   report.predicted_s = decisions_.predicted_step_s(now());

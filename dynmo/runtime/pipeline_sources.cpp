@@ -14,6 +14,7 @@
 #include "dynmo/kernels/sparse_break_even.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/transport/gather.h"
@@ -152,10 +153,16 @@ Expected<void> Pipeline::ask_sources_first() {
   return frozen == state_.frozen_layers ? Expected<void>() : rebuild();
 }
 
+// Where layers train again that this cut cannot hold, the next decision finds another one.
 Expected<void> Pipeline::rebuild() {
-  DYNMO_ASSIGN(plan::LayerSet layers,
-               decisions_.recomputed_under(state_.plan, state_.frozen_layers));
-  remake_program(std::move(layers));
+  auto layers = decisions_.recomputed_under(state_.plan, state_.frozen_layers);
+  if (!layers && options_.balancing == Balancing::kAutomatic && costs()) {
+    DYNMO_ASSIGN(plan::Judged judged, plan::judge(options_.recompute, state_.plan, *costs(),
+                                                  cluster(), options_.micro_batches));
+    layers = std::move(judged.recomputed);
+  }
+  if (!layers) return layers.error();
+  remake_program(*std::move(layers));
   return {};
 }
 

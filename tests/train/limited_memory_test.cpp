@@ -6,10 +6,15 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/plan/propose.h"
 #include "tests/runtime/pipeline_fixture.h"
@@ -29,7 +34,8 @@ struct Peak {
   std::int64_t step = 0;
   Rank rank;
   Bytes measured;
-  Bytes planned;  // peak memory without the state of the layers
+  Bytes planned;      // peak memory without the state of the layers
+  bool fits = false;  // with the state of the layers
   bool recomputes = false;
   std::string plan;
 };
@@ -95,6 +101,7 @@ Trained trained(const model::LlamaConfig& config, const runtime::testing::RunOpt
     return std::move(proposal.plan);
   };
   on_rank.step = [&](Pipeline& pipeline, const Pipeline::Batches& batches) -> Expected<StepReport> {
+    if (run.before_step) DYNMO_TRY(run.before_step(pipeline, pipeline.next_step()));
     const testing::SavedMeter meter;
     DYNMO_ASSIGN(const StepReport report, pipeline.step(batches));
     const Rank rank = pipeline.grid().position();
@@ -105,6 +112,7 @@ Trained trained(const model::LlamaConfig& config, const runtime::testing::RunOpt
                             .rank = rank,
                             .measured = meter.peak(),
                             .planned = planned[rank.index()] - state_of(rank, pipeline),
+                            .fits = planned[rank.index()] <= run.memory,
                             .recomputes = !pipeline.recomputed().empty(),
                             .plan = plan::to_string(pipeline.plan())});
     if (rank == Rank(0)) result.losses.push_back(report.loss);
@@ -123,43 +131,96 @@ Trained trained(const model::LlamaConfig& config, const runtime::testing::RunOpt
   return result;
 }
 
-// Bits, memory and decisions.
-TEST(LimitedMemory, AFreezingRunWithSixTenthsOfItsNeedIsTheRunWithAllOfIt) {
+model::LlamaConfig with_many_activations() {
   model::LlamaConfig config = runtime::testing::small_model();
-  config.shape.sequence = 256;  // so that activations are most of the memory
+  config.shape.sequence = 256;  // so that they are most of the memory
+  return config;
+}
+
+// Trains with all the memory, then with 0.6 of the need. `limits` prepares the second run.
+std::pair<Trained, Trained> trained_twice(
+    runtime::testing::RunOptions& run, const std::filesystem::path& trace,
+    const std::function<void()>& limits = [] {}) {
+  const model::LlamaConfig config = with_many_activations();
+  run.balancing = runtime::Balancing::kAutomatic;
+  run.recompute = plan::Recompute::kNone;
+  run.memory = cost::kUnlimitedMemory;
+  Trained free = trained(config, run, trace);
+  EXPECT_TRUE(free.told.status) << free.told.status.error().message;
+  run.recompute = plan::Recompute::kAuto;
+  run.memory = Bytes{free.need.value * 6 / 10};
+  limits();
+  return {std::move(free), trained(config, run, trace)};
+}
+
+void expect_the_same_bits_in_the_planned_memory(const Trained& free, const Trained& limited) {
+  ASSERT_TRUE(limited.told.status) << limited.told.status.error().message;
+  EXPECT_EQ(limited.losses, free.losses);
+  EXPECT_EQ(limited.states, free.states);
+  EXPECT_EQ(std::ssize(limited.states), runtime::testing::kLayers);
+  for (const Trained* training : {&free, &limited}) {
+    for (const Peak& peak : training->peaks) {
+      EXPECT_EQ(peak.measured, peak.planned)
+          << "step " << peak.step << " rank " << peak.rank.value << " under " << peak.plan;
+      EXPECT_TRUE(peak.fits) << "step " << peak.step << " rank " << peak.rank.value;
+    }
+  }
+  EXPECT_TRUE(std::ranges::none_of(free.peaks, std::identity(), &Peak::recomputes));
+  EXPECT_TRUE(std::ranges::any_of(limited.peaks, std::identity(), &Peak::recomputes));
+}
+
+TEST(LimitedMemory, AFreezingRunWithSixTenthsOfItsNeedIsTheRunWithAllOfIt) {
   runtime::testing::RunOptions run{.steps = 24, .micro_batches = 4};
   run.freezing = runtime::testing::freezing();
-  run.balancing = runtime::Balancing::kAutomatic;
   for (const std::vector<int>& cut : {std::vector<int>{4, 4}, {3, 2, 3}}) {
     SCOPED_TRACE(fmt::format("{} ranks", cut.size()));
     TempFolder folder;
-    run.cut = cut;
-    run.recompute = plan::Recompute::kNone;
-    run.memory = cost::kUnlimitedMemory;
-    const Trained free = trained(config, run, folder.path() / "free.jsonl");
-    ASSERT_TRUE(free.told.status) << free.told.status.error().message;
-    run.recompute = plan::Recompute::kAuto;
-    run.memory = Bytes{free.need.value * 6 / 10};
     const std::filesystem::path trace = folder.path() / "trace.jsonl";
-    const Trained limited = trained(config, run, trace);
-    ASSERT_TRUE(limited.told.status) << limited.told.status.error().message;
-
-    EXPECT_EQ(limited.losses, free.losses);
-    EXPECT_EQ(limited.states, free.states);
-    EXPECT_EQ(std::ssize(limited.states), runtime::testing::kLayers);
-
-    for (const Trained* training : {&free, &limited}) {
-      for (const Peak& peak : training->peaks) {
-        EXPECT_EQ(peak.measured, peak.planned)
-            << "step " << peak.step << " rank " << peak.rank.value << " under " << peak.plan;
-      }
-    }
-    EXPECT_TRUE(std::ranges::all_of(free.peaks, std::logical_not<>(), &Peak::recomputes));
-    EXPECT_TRUE(std::ranges::any_of(limited.peaks, std::identity(), &Peak::recomputes));
-
+    run.cut = cut;
+    const auto [free, limited] = trained_twice(run, trace);
+    expect_the_same_bits_in_the_planned_memory(free, limited);
     EXPECT_FALSE(limited.told.decisions.empty()) << "layers freeze in every third step";
     testing::expect_the_same(limited.told, trace, static_cast<int>(cut.size()),
-                             runtime::testing::pipeline_options(config, run));
+                             runtime::testing::pipeline_options(with_many_activations(), run));
+  }
+}
+
+// Five layers are frozen for four steps.
+class FrozenAwhile final : public dynamism::Source {
+ public:
+  std::string_view name() const override { return "awhile"; }
+  std::optional<int> freezes(const dynamism::Boundary& now) const override {
+    return now.step >= 4 && now.step < kEnd ? 5 : 0;
+  }
+  Expected<dynamism::Change> before_step(const dynamism::Boundary& now) override {
+    return dynamism::Change{.frozen_layers = freezes(now)};
+  }
+
+  static constexpr std::int64_t kEnd = 8;
+};
+
+// A cut that only fits while layers are frozen.
+TEST(LimitedMemory, ACutThatCannotHoldLayersThatTrainAgainIsLeft) {
+  runtime::testing::RunOptions run{.steps = 12, .micro_batches = 4, .cut = {4, 4}};
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(std::make_unique<FrozenAwhile>());
+    return sources;
+  };
+  TempFolder folder;
+  const auto [free, limited] = trained_twice(run, folder.path() / "trace.jsonl", [&] {
+    run.before_step = [](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+      if (step + 1 != FrozenAwhile::kEnd) return {};
+      const plan::Plan& now = pipeline.plan();
+      DYNMO_ASSIGN(const bool moved,
+                   pipeline.apply(plan::make_plan({6, 2}, now.schedule, now.generation + 1)));
+      EXPECT_TRUE(moved);
+      return {};
+    };
+  });
+  expect_the_same_bits_in_the_planned_memory(free, limited);
+  for (const Peak& peak : limited.peaks) {
+    EXPECT_TRUE(peak.step < FrozenAwhile::kEnd || peak.plan != "6|2") << "step " << peak.step;
   }
 }
 
