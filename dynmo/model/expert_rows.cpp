@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/loops.h"
 #include "dynmo/model/expert_rows_impl.h"
 
@@ -25,7 +26,7 @@ std::vector<Element*> row_starts(const std::vector<at::Tensor>& rows, const Rout
   for (std::size_t e = 0; e < rows.size(); ++e) {
     const std::int64_t count = routing.offsets[e + 1] - routing.offsets[e];
     for (std::int64_t i = 0; i < count; ++i) {
-      starts.push_back(static_cast<Element*>(rows[e].data_ptr()) + i * width);
+      starts.push_back(kernels::host_data<Element>(rows[e]) + i * width);
     }
   }
   return starts;
@@ -38,9 +39,9 @@ void add_up(const std::vector<at::Tensor>& rows, const Routing& routing, Gates g
   const std::int64_t width = sums_ND.size(1);
   const std::int64_t slots = routing.places_NK.size(1);
   const std::vector<Element*> starts = row_starts<Element>(rows, routing, width);
-  const auto* place = routing.places_NK.const_data_ptr<std::int32_t>();
-  const auto* gate = routing.gates_NK.const_data_ptr<Sum>();
-  auto* to = sums_ND.mutable_data_ptr<Element>();
+  const auto* place = kernels::host_data<const std::int32_t>(routing.places_NK);
+  const auto* gate = kernels::host_data<const Sum>(routing.gates_NK);
+  auto* to = kernels::host_data<Element>(sums_ND);
   at::parallel_for(0, sums_ND.size(0), kTokensAtOnce, [&](std::int64_t begin, std::int64_t end) {
     std::vector<Sum> sum(static_cast<std::size_t>(width));
     for (std::int64_t n = begin; n < end; ++n) {
@@ -67,10 +68,10 @@ void split(std::vector<at::Tensor>& rows, const Routing& routing, const at::Tens
   const std::int64_t width = gradient_ND.size(1);
   const std::int64_t slots = routing.places_NK.size(1);
   const std::vector<Element*> starts = row_starts<Element>(rows, routing, width);
-  const auto* place = routing.places_NK.const_data_ptr<std::int32_t>();
-  const auto* gate = routing.gates_NK.const_data_ptr<Sum>();
-  const auto* from = gradient_ND.const_data_ptr<Element>();
-  auto* slope = gates_NK.mutable_data_ptr<Sum>();
+  const auto* place = kernels::host_data<const std::int32_t>(routing.places_NK);
+  const auto* gate = kernels::host_data<const Sum>(routing.gates_NK);
+  const auto* from = kernels::host_data<const Element>(gradient_ND);
+  auto* slope = kernels::host_data<Sum>(gates_NK);
   at::parallel_for(0, gradient_ND.size(0), kTokensAtOnce,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t k = begin * slots; k < end * slots; ++k) {

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/select_top.h"
 
 namespace dynmo::model {
@@ -24,14 +25,15 @@ std::size_t at_index(Index i) { return static_cast<std::size_t>(i); }
 
 Numbers numbers_of(const at::Tensor& x) {
   const at::Tensor wide = x.to(at::kDouble).contiguous();
-  return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
+  return {kernels::host_data<const double>(wide),
+          kernels::host_data<const double>(wide) + wide.numel()};
 }
 
 template <typename T>
 at::Tensor tensor_from(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type) {
   constexpr auto kOwn = c10::CppTypeToScalarType<T>::value;
   at::Tensor tensor = at::empty(shape, kOwn);
-  std::copy(values.begin(), values.end(), tensor.template mutable_data_ptr<T>());
+  std::copy(values.begin(), values.end(), kernels::host_data<T>(tensor));
   return tensor.to(type);
 }
 
@@ -319,7 +321,7 @@ at::Tensor routing_gradient(const RouterOptions& o, const Routing& routing,
   const Numbers gates = numbers_of(routing.gates_NK);
   const Numbers slopes = numbers_of(gates_gradient_NK);
   const at::Tensor experts = routing.experts_NK.contiguous();
-  const auto* expert = experts.const_data_ptr<std::int32_t>();
+  const auto* expert = kernels::host_data<const std::int32_t>(experts);
   const Index slots = experts.size(1);
   const auto tokens = static_cast<double>(log_sums.size());
   const Numbers aux = aux_gradient(o, routing, tokens, loss_weight);

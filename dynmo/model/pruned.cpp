@@ -9,6 +9,7 @@
 
 #include "dynmo/core/bit_mask.h"
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/sparse_break_even.h"
 
 namespace dynmo::model {
@@ -16,21 +17,21 @@ namespace {
 
 at::Tensor index_of(std::span<const std::int32_t> offsets) {
   at::Tensor index = at::empty({static_cast<std::int64_t>(offsets.size())}, at::kInt);
-  std::ranges::copy(offsets, index.data_ptr<std::int32_t>());
+  std::ranges::copy(offsets, kernels::host_data<std::int32_t>(index));
   return index;
 }
 
 at::Tensor mask_of(std::span<const std::int32_t> offsets, std::int64_t weights) {
   const std::vector<std::uint8_t> bits = pack_mask(offsets, weights);
   at::Tensor mask = at::empty({static_cast<std::int64_t>(bits.size())}, at::kByte);
-  std::ranges::copy(bits, mask.data_ptr<std::uint8_t>());
+  std::ranges::copy(bits, kernels::host_data<std::uint8_t>(mask));
   return mask;
 }
 
 }  // namespace
 
 std::span<const std::uint8_t> mask_bits(const at::Tensor& mask) {
-  return {mask.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(mask.numel())};
+  return {kernels::host_data<const std::uint8_t>(mask), static_cast<std::size_t>(mask.numel())};
 }
 
 std::int64_t kept_weights(const at::Tensor& mask) { return count_bits(mask_bits(mask)); }
@@ -104,9 +105,9 @@ void mask_gradients(LayerState& state) {
       }
     };
     if (parameter.gradient.scalar_type() == at::kDouble) {
-      clear(parameter.gradient.data_ptr<double>());
+      clear(kernels::host_data<double>(parameter.gradient));
     } else {
-      clear(parameter.gradient.data_ptr<float>());
+      clear(kernels::host_data<float>(parameter.gradient));
     }
   }
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/operations.h"
 #include "dynmo/kernels/ragged_attention.h"
 #include "dynmo/model/layer.h"
@@ -49,7 +50,7 @@ using RowsLeft = std::shared_ptr<const kernels::Ragged>;
   if (!input.rows.defined()) return nullptr;
   DYNMO_CHECK(context.sequences > 0 && context.sequence_length > 0,
               "the shape of a micro-batch of which rows have left");
-  const auto* row = input.rows.const_data_ptr<std::int32_t>();
+  const auto* row = kernels::host_data<const std::int32_t>(input.rows);
   const std::int64_t N = input.rows.numel();
   kernels::RaggedRows all;
   std::int64_t sequence = 0;
@@ -73,7 +74,7 @@ using RowsLeft = std::shared_ptr<const kernels::Ragged>;
 [[nodiscard]] inline at::Tensor positions_of(const RowsLeft& left) {
   const std::vector<std::int32_t>& positions = left->queries.positions;
   at::Tensor positions_1N = at::empty({1, std::ssize(positions)}, at::kLong);
-  std::ranges::copy(positions, positions_1N.data_ptr<std::int64_t>());
+  std::ranges::copy(positions, kernels::host_data<std::int64_t>(positions_1N));
   return positions_1N;
 }
 

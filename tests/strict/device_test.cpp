@@ -23,7 +23,7 @@ namespace {
 using at::Tensor;
 using c10::impl::VirtualGuardImpl;
 
-// What the device says of a call that it refuses, or "".
+// Returns the message of a call that the device refuses, or "".
 std::string refusal(const std::function<void()>& call) {
   try {
     call();

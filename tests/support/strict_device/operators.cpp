@@ -20,7 +20,7 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-// What there is to know about an operator, found once.
+// Facts about an operator, found once.
 struct Known {
   std::string name;
   std::vector<bool> writes;   // by argument

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the fallback of the strict device and its own operators share.
+// Tensors of the strict device, for its fallback and its own operators.
 
 #include <ATen/core/Tensor.h>
 

@@ -11,6 +11,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/exit_parts_impl.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/hand_written.h"
 
@@ -51,8 +52,9 @@ struct SavedExit : model::Stash {
 template <typename Element>
 void read_scores(const Tensor& probabilities_MV, const Tensor& targets_M, Scored& scored) {
   const std::int64_t width = probabilities_MV.size(1);
-  const auto* row = probabilities_MV.const_data_ptr<Element>();
-  const auto* target = targets_M.defined() ? targets_M.const_data_ptr<std::int64_t>() : nullptr;
+  const auto* row = kernels::host_data<const Element>(probabilities_MV);
+  const auto* target =
+      targets_M.defined() ? kernels::host_data<const std::int64_t>(targets_M) : nullptr;
   for (std::int64_t m = 0; m < probabilities_MV.size(0); ++m, row += width) {
     std::int64_t best = 0;
     Element second = 0;
@@ -300,7 +302,8 @@ class ExitLayer final : public model::ForwardingLayer {
       if (classifies()) {
         Tensor label_N1 = at::empty({N, 1}, at::kFloat);
         for (std::int64_t n = 0; n < N; ++n) {
-          label_N1.data_ptr<float>()[n] = scored.right[static_cast<std::size_t>(n)] ? 1 : 0;
+          kernels::host_data<float>(label_N1)[n] =
+              scored.right[static_cast<std::size_t>(n)] ? 1 : 0;
         }
         saved.odds_M1 = (odds_N1 - label_N1.to(odds_N1.scalar_type())).mul_(share);
       }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/hand_written.h"
 
 namespace dynmo::dynamism {
@@ -70,7 +71,7 @@ inline at::Tensor indices(const std::vector<std::int64_t>& rows) {
 
 inline std::vector<double> doubles(const at::Tensor& numbers) {
   const at::Tensor each = numbers.flatten().to(at::kDouble).contiguous();
-  const auto* first = each.const_data_ptr<double>();
+  const auto* first = kernels::host_data<const double>(each);
   return {first, first + each.numel()};
 }
 

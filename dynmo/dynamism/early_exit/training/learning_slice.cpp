@@ -5,6 +5,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/learning_slice_impl.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/hand_written.h"
 
 namespace dynmo::dynamism {
@@ -21,12 +22,12 @@ template <typename Element>
 void add_best(const SavedSlice& slice, ExitNumbers& numbers) {
   const Tensor& scores_NV = slice.scores();
   const std::int64_t width = scores_NV.size(1);
-  const auto* row = scores_NV.const_data_ptr<Element>();
-  const auto* column = slice.column().const_data_ptr<std::int64_t>();
-  const auto* here = slice.here().const_data_ptr<bool>();
-  auto* best = numbers.best_N.data_ptr<Element>();
-  auto* second = numbers.second_N.data_ptr<Element>();
-  auto* right = numbers.right_N.data_ptr<Element>();
+  const auto* row = kernels::host_data<const Element>(scores_NV);
+  const auto* column = kernels::host_data<const std::int64_t>(slice.column());
+  const auto* here = kernels::host_data<const bool>(slice.here());
+  auto* best = kernels::host_data<Element>(numbers.best_N);
+  auto* second = kernels::host_data<Element>(numbers.second_N);
+  auto* right = kernels::host_data<Element>(numbers.right_N);
   for (std::int64_t n = 0; n < scores_NV.size(0); ++n, row += width) {
     std::int64_t own = -1;  // column of the best, where it is one of these
     for (std::int64_t v = 0; v < width; ++v) {

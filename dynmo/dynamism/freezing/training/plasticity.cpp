@@ -13,6 +13,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
 #include "dynmo/dynamism/freezing/training/reference.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/forwarding_layer.h"
 
 namespace dynmo::dynamism {
@@ -69,7 +70,7 @@ at::Tensor similarities(const at::Tensor& hidden) {
   const std::int64_t compared = std::min(rows, kComparedRows);
   at::Tensor places = at::empty({compared}, at::kLong);
   for (std::int64_t i = 0; i < compared; ++i) {
-    places.data_ptr<std::int64_t>()[i] = i * rows / compared;
+    kernels::host_data<std::int64_t>(places)[i] = i * rows / compared;
   }
   const at::Tensor a_nD =
       rows_ND.index_select(0, places.to(rows_ND.device())).to(at::kCPU, at::kFloat);
@@ -83,8 +84,8 @@ double similarity_loss(const at::Tensor& g, const at::Tensor& h) {
               "similarities of equally many rows");
   double sum = 0;
   for (std::int64_t i = 0; i < g.numel(); ++i) {
-    const double difference =
-        double{g.const_data_ptr<float>()[i]} - double{h.const_data_ptr<float>()[i]};
+    const double difference = double{kernels::host_data<const float>(g)[i]} -
+                              double{kernels::host_data<const float>(h)[i]};
     sum += difference * difference;
   }
   return g.numel() > 0 ? sum / static_cast<double>(g.numel()) : 0;

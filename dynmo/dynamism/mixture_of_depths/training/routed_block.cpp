@@ -14,6 +14,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/mixture_of_depths/options.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/select_top.h"
 #include "dynmo/model/key_value_cache.h"
 #include "dynmo/model/ragged_rows.h"
@@ -67,9 +68,9 @@ Tensor row_products(const Tensor& x_ND, const Tensor& w_D) {
   constexpr std::int64_t kLanes = 16;
   const Tensor out_N = at::empty({x_ND.size(0)}, x_ND.options());
   const std::int64_t width = x_ND.size(1);
-  const auto* x = x_ND.const_data_ptr<Element>();
-  const auto* w = w_D.const_data_ptr<Element>();
-  auto* out = out_N.data_ptr<Element>();
+  const auto* x = kernels::host_data<const Element>(x_ND);
+  const auto* w = kernels::host_data<const Element>(w_D);
+  auto* out = kernels::host_data<Element>(out_N);
   for (std::int64_t n = 0; n < x_ND.size(0); ++n, x += width) {
     std::array<Element, kLanes> sums{};
     std::int64_t d = 0;
@@ -95,7 +96,7 @@ Tensor scores_of(const Tensor& x_ND, const Tensor& w_D) {
 
 Tensor tensor_of(std::span<const std::int64_t> numbers) {
   Tensor tensor = at::empty({std::ssize(numbers)}, at::kLong);
-  std::copy(numbers.begin(), numbers.end(), tensor.data_ptr<std::int64_t>());
+  std::copy(numbers.begin(), numbers.end(), kernels::host_data<std::int64_t>(tensor));
   return tensor;
 }
 
@@ -268,7 +269,7 @@ class RoutedBlock final : public model::Layer {
   [[nodiscard]] std::vector<std::int64_t> top_of(const Tensor& score_N, std::int64_t sequences,
                                                  std::int64_t tokens) const {
     const Tensor wide_N = score_N.to(at::kFloat);
-    const std::span<const float> scores(wide_N.const_data_ptr<float>(),
+    const std::span<const float> scores(kernels::host_data<const float>(wide_N),
                                         static_cast<std::size_t>(wide_N.numel()));
     std::vector<std::int64_t> rows;
     for (std::int64_t b = 0; b < sequences; ++b) {

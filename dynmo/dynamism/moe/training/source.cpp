@@ -13,6 +13,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/moe/load.h"
 #include "dynmo/dynamism/training/sources.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/moe.h"
 
 namespace dynmo::dynamism {
@@ -150,7 +151,7 @@ class MoeSource final : public Source {
     const double mean = counts.assigned() / static_cast<double>(counts.experts.size());
     for (model::Buffer& buffer : state.buffers) {
       if (buffer.name != model::kMoeBias) continue;
-      auto* bias = buffer.value.mutable_data_ptr<float>();
+      auto* bias = kernels::host_data<float>(buffer.value);
       const auto rate = static_cast<float>(options_.bias_rate);
       for (std::size_t e = 0; e < counts.experts.size(); ++e) {
         if (counts.experts[e] < mean) bias[e] += rate;

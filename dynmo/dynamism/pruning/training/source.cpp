@@ -14,6 +14,7 @@
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"
 #include "dynmo/dynamism/training/sources.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/sparse_break_even.h"
 #include "dynmo/model/pruned.h"
 
@@ -39,7 +40,8 @@ float nominal_std(const model::ParameterSpec& spec) {
 // everywhere. A matrix of zeros has no scale of its own.
 float measured_std(const Own& matrix) {
   const at::Tensor kept = matrix.kept.contiguous();
-  const std::span weights(kept.const_data_ptr<float>(), static_cast<std::size_t>(kept.numel()));
+  const std::span weights(kernels::host_data<const float>(kept),
+                          static_cast<std::size_t>(kept.numel()));
   double squares = 0;
   for (const float w : weights) squares += static_cast<double>(w) * static_cast<double>(w);
   const auto std = static_cast<float>(std::sqrt(squares / static_cast<double>(matrix.weights())));
@@ -108,7 +110,7 @@ class PruningSource final : public Source {
       matrices.push_back({.index = pool.index[matrix.number],
                           .weights = matrix.weights(),
                           .std = std,
-                          .kept = {matrix.kept.const_data_ptr<float>(),
+                          .kept = {kernels::host_data<const float>(matrix.kept),
                                    static_cast<std::size_t>(matrix.kept.numel())}});
     }
     DYNMO_ASSIGN(const Selection selection,

@@ -13,6 +13,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/kernels/angular_hashes.h"
+#include "dynmo/kernels/host_memory.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -30,7 +31,7 @@ std::uint64_t pattern_key(PatternDraw draw, const model::LayerState& state,
 
 at::Tensor index_tensor(std::span<const std::int64_t> numbers) {
   at::Tensor tensor = at::empty({std::ssize(numbers)}, at::kLong);
-  std::copy(numbers.begin(), numbers.end(), tensor.data_ptr<std::int64_t>());
+  std::copy(numbers.begin(), numbers.end(), kernels::host_data<std::int64_t>(tensor));
   return tensor;
 }
 
@@ -54,7 +55,7 @@ class HashPattern final : public model::AttentionPattern {
     std::vector<std::int64_t> rows(static_cast<std::size_t>(bucket_BHT.numel()));
     std::vector<std::int64_t> offsets;
     std::int64_t filled = 0;
-    const auto* bucket = bucket_BHT.const_data_ptr<std::int32_t>();
+    const auto* bucket = kernels::host_data<const std::int32_t>(bucket_BHT);
     for (std::int64_t b = 0; b < sequences; ++b) {
       for (std::int64_t h = 0; h < heads; ++h, bucket += tokens) {
         std::vector<std::int64_t> next(static_cast<std::size_t>(buckets_));
@@ -85,7 +86,7 @@ class HashPattern final : public model::AttentionPattern {
   at::Tensor directions(std::uint64_t key, std::int64_t heads, std::int64_t size) const {
     const std::int64_t count = buckets_ / 2;
     at::Tensor all = at::empty({heads, size, count}, at::kDouble);
-    auto* element = all.data_ptr<double>();
+    auto* element = kernels::host_data<double>(all);
     for (std::int64_t h = 0; h < heads; ++h, element += size * count) {
       Rng rng(mix_key({key, static_cast<std::uint64_t>(h)}));
       for (std::int64_t s = 0; s < count; ++s) {
