@@ -73,6 +73,7 @@ inline std::string refusals_of(const std::vector<Json>& lines, const ReadText& r
       text += (i == line ? changed : lines[i]).dump() + "\n";
     const auto result = read(text);
     std::string why = result ? "is read" : result.error().message;
+    if (why.starts_with('/')) why.erase(0, why.rfind('/', why.find(": ")) + 1);  // a folder
     const std::size_t place = why.find(": " + pointer + " ");
     if (place != std::string::npos) why = why.substr(place + pointer.size() + 3);
     places[fault][why] += " " + std::to_string(line + 1) + pointer;
