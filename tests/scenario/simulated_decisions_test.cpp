@@ -106,6 +106,8 @@ class Drawn {
       if (decision && decision->migrate) {
         DYNMO_TRY(choose_recomputed());
         EXPECT_EQ(recomputed_, decision->recomputed);
+      } else if (decision) {
+        recomputed_ = decision->recomputed;
       }
       // Layers may move while the step runs, so that the new plan is that of the next one.
       if (decision && decision->migrate && rng_.uniform() < 0.5) {

@@ -29,7 +29,7 @@ using runtime::Pipeline;
 using runtime::PipelineOptions;
 using runtime::StepReport;
 
-// What a rank has saved at most in a step, and what its plan says.
+// The most that a rank has saved in a step, and that its plan says.
 struct Peak {
   std::int64_t step = 0;
   Rank rank;
