@@ -114,12 +114,28 @@ def make_program(plan: Plan, rank: int, micro_batches: int, frozen_layers: int) 
         schedule = Schedule(plan.schedule, owners, micro_batches, ranks=plan.ranks, frozen_stages=frozen)
     schedule = schedule.lower()
     schedule.check()
-    actions = []
-    for text in schedule.rows[rank]:
-        match = ACTION.fullmatch(text)
-        assert match is not None, text
-        actions.append(Action(match[2], int(match[1]), int(match[3])))
-    return Program(plan.stages, frozen, micro_batches, tuple(actions))
+    rows = [[_read_action(text) for text in row] for row in schedule.rows]
+    if plan.order:
+        _check_sums(rows)
+    return Program(plan.stages, frozen, micro_batches, tuple(rows[rank]))
+
+
+def _read_action(text: str) -> Action:
+    match = ACTION.fullmatch(text)
+    assert match is not None, text
+    return Action(match[2], int(match[1]), int(match[3]))
+
+
+def _check_sums(rows: list[list[Action]]) -> None:
+    """Gradients are summed in the order of the micro-batches, as in the loop."""
+    last: dict[tuple[str, int], int] = {}
+    for action in (action for row in rows for action in row if action.kind in ("B", "I", "W")):
+        if action.micro_batch < last.get((action.kind, action.stage), 0):
+            raise BadInputError(
+                f"plan: its order has {action.stage}{action.kind}{action.micro_batch} behind a later micro-batch, wanted them in order, in "
+                "which gradients are summed"
+            )
+        last[(action.kind, action.stage)] = action.micro_batch
 
 
 def _csv(plan: Plan, micro_batches: int, frozen: int) -> str:

@@ -196,6 +196,8 @@ class Step:
             raise BadInputError("model: no parameter behind the frozen layers is trained, wanted one with requires_grad")
         with torch.autocast("cpu", enabled=False), self._marks.backward(stage.layers[-1], stamps):
             torch.autograd.backward(list(roots.values()), gradients)
+        if action.kind == "B" and place in self._queues:  # an order may have both kinds
+            self._weights(action)
         given = self._inputs.pop(place, None)
         if given is not None:
             self._gradients[(action.stage - 1, action.micro_batch)] = {
