@@ -51,9 +51,9 @@ using GetVariable = std::function<const char*(const char*)>;
 [[nodiscard]] Expected<std::optional<RankEnvironment>> rank_environment();
 [[nodiscard]] Expected<std::optional<RankEnvironment>> rank_environment(const GetVariable& get);
 
-// Reads the switches above this host, as Slurm tells every task. SLURM_TOPOLOGY_ADDR is the path from the
-// top of the network to the host (s0.s4.tux1). SLURM_TOPOLOGY_ADDR_PATTERN has the type of each
-// part: switch.switch.node, block.node with blocks, or node without a topology.
+// Reads the switches above this host, as Slurm tells every task. SLURM_TOPOLOGY_ADDR is the path
+// from the top of the network to the host (s0.s4.tux1). SLURM_TOPOLOGY_ADDR_PATTERN has the type of
+// each part: switch.switch.node, block.node with blocks, or node without a topology.
 //
 // Returns the parts before the host's name, joined by '.' ("s0.s4"), or "" if Slurm has given none.
 // A part may be empty, if a host has no switch of a level, or be a list (s[1-2]). Returns kBadInput

@@ -28,8 +28,8 @@ struct CellSums {
 };
 
 // Counts the entries of cells and blocks in an array with a cell for each place. If there is room
-// for the array, this is several times as fast as a sort. A cell is a place in `modes`. A block has all cells that
-// share the indices of the first `outer` modes.
+// for the array, this is several times as fast as a sort. A cell is a place in `modes`. A block has
+// all cells that share the indices of the first `outer` modes.
 //
 // Returns nullopt if the array would take more than eight bytes an entry, or if a cell has too many
 // entries for its bytes.
