@@ -22,7 +22,7 @@ namespace {
 // Every number is known, and unlike the others.
 StepRecord known_record(std::int64_t step) {
   StepRecord record;
-  double next = 1;
+  int next = 1;
   for (const StepFact& fact : kStepFacts) {
     std::visit(
         [&](auto member) {
@@ -59,7 +59,8 @@ TEST(Metrics, HaveEveryFieldOfARecordOnce) {
     EXPECT_EQ(metric.name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"), std::string::npos)
         << metric.name;
   }
-  for (const auto& [key, value] : record_json(record).items()) {
+  const Json json = record_json(record);
+  for (const auto& [key, value] : json.items()) {
     if (key == "format" || key == "step" || key == "rank" || key == "sources") continue;
     std::string tag = "dynmo/" + key;
     for (const StepFact& fact : kStepFacts) {
