@@ -70,9 +70,10 @@ RunLog::RunLog(const config::Config& config, observe::RunHistory::Run run,
                 .load_trace_every = config.run.load_trace},
       folder_(std::move(folder)),
       history_(std::move(run)),
-      metrics_(observe::make_metrics_log(
-          folder_, rank,
-          {.tensorboard = config.run.tensorboard, .prometheus = config.run.prometheus})) {}
+      files_{.metrics = observe::make_metrics_log(
+                 folder_, rank,
+                 {.tensorboard = config.run.tensorboard, .prometheus = config.run.prometheus}),
+             .records = nullptr} {}
 
 Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory::Run run,
                               observe::RunFolder folder, WorldRank rank, std::int64_t first_step,
@@ -100,9 +101,10 @@ Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory:
 }
 
 Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
-  DYNMO_ASSIGN(records_, observe::RecordWriter::open(
-                             folder_.records_of(settings_.rank),
-                             {.start = start, .also = observe::record_sink(metrics_.get())}));
+  DYNMO_ASSIGN(files_.records,
+               observe::RecordWriter::open(
+                   folder_.records_of(settings_.rank),
+                   {.start = start, .also = observe::record_sink(files_.metrics.get())}));
   closed_ = false;
   return {};
 }
@@ -110,7 +112,7 @@ Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
 Expected<void> RunLog::lead() {
   history_ = observe::RunHistory(history_.run());
   whole_ = false;
-  if (metrics_) metrics_->lead();
+  if (files_.metrics) files_.metrics->lead();
   const auto written = observe::read_events(folder_.events(), observe::EventsOf::kTakeOver);
   std::set<std::string> known;
   if (written) {
@@ -143,7 +145,7 @@ void RunLog::event(std::string_view kind, std::int64_t step, const Json& more) {
     return;
   }
   events_->add(kind, step, more);
-  if (metrics_) metrics_->event(kind, step, more);
+  if (files_.metrics) files_.metrics->event(kind, step, more);
   fold(kind, step, more);
 }
 
@@ -197,10 +199,10 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
     record.checkpoint_s = pause_s - recorded_.pause_s;
     recorded_.pause_s = pause_s;
   }
-  if (metrics_) {
-    metrics_->set_ranks(group.pipeline().plan().ranks * history_.run().replicas);
+  if (files_.metrics) {
+    files_.metrics->set_ranks(group.pipeline().plan().ranks * history_.run().replicas);
   }
-  records_->write(record);
+  files_.records->write(record);
 }
 
 std::vector<std::string> RunLog::add(const runtime::StepReport& report, const GroupRun& group,
@@ -217,11 +219,11 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
   }
   std::vector<std::string> lines = moves_.add(name(), report, pipeline.plan());
   if (!load_fault.empty()) lines.push_back(load_fault);
-  if (const auto failure = records_->take_failure()) {
+  if (const auto failure = files_.records->take_failure()) {
     lines.push_back(fmt::format("records  {}; training goes on", failure->message));
   }
-  if (metrics_) {
-    if (const auto failure = metrics_->take_failure()) {
+  if (files_.metrics) {
+    if (const auto failure = files_.metrics->take_failure()) {
       lines.push_back(fmt::format("metrics  {}; training goes on", *failure));
     }
   }
@@ -310,8 +312,8 @@ void RunLog::add_span(SpanKind kind, std::int64_t begin_ns) {
 RunLog::Closed RunLog::close() {
   Closed closed;
   closed_ = true;
-  if (const auto done = records_->close(); !done) closed.records = done.error().message;
-  if (metrics_) metrics_->flush();
+  if (const auto done = files_.records->close(); !done) closed.records = done.error().message;
+  if (files_.metrics) files_.metrics->flush();
   if (!load_trace_) return closed;
   if (const auto done = load_trace_->close(); !done) closed.load_trace = done.error().message;
   return closed;

@@ -92,7 +92,7 @@ class RunLog {
   [[nodiscard]] const std::string& name() const { return history_.run().name; }
   [[nodiscard]] const observe::RunFolder& folder() const { return folder_; }
   // Returns the number of lines that the records lack so far. It is final after close().
-  [[nodiscard]] std::int64_t missing_records() const { return records_->missing(); }
+  [[nodiscard]] std::int64_t missing_records() const { return files_.records->missing(); }
   // Returns the history. Requires that this rank is the leader.
   [[nodiscard]] const observe::RunHistory& history() const { return history_; }
   [[nodiscard]] const std::deque<StepTrace>& traces() const { return traces_; }
@@ -126,8 +126,12 @@ class RunLog {
   Settings settings_;
   observe::RunFolder folder_;
   observe::RunHistory history_;
-  std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
-  std::unique_ptr<observe::RecordWriter> records_;
+  // The files that each step is written to.
+  struct StepFiles {
+    std::unique_ptr<observe::MetricsLog> metrics;  // outlives `records`, which fills it; null: none
+    std::unique_ptr<observe::RecordWriter> records;
+  };
+  StepFiles files_;
   bool whole_ = false;        // the history has every step and event
   std::vector<Noted> noted_;  // on other ranks than the leader, since the newest step
   std::optional<observe::RunHistory::Validation> validation_;  // the newest

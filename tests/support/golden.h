@@ -52,8 +52,8 @@ inline void expect_lines_rewritten(
 using ReadText = std::function<Expected<void>(const std::string&)>;
 
 // Returns the texts with which `read` refuses the lines if one value of them has a fault. Each
-// fault has its texts, and each text the places of the values: line, then JSON pointer. Of a list,
-// the last value is tried.
+// fault has its texts, and each text the places of the values: line, then JSON pointer. The last
+// value of a list is tried.
 inline std::string refusals_of(const std::vector<Json>& lines, const ReadText& read) {
   const std::vector<std::pair<std::string, std::optional<Json>>> faults = {
       {"removed", std::nullopt},
