@@ -68,7 +68,7 @@ def _hidden_of(index: int, output: Any) -> Tensor:
 
 def text_config(model: nn.Module) -> Any:
     """The config of the decoder, which a model of pictures and text has as a part."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 

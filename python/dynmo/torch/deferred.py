@@ -48,7 +48,8 @@ class Deferring(TorchFunctionMode):
             weights = [value for value in given if isinstance(value, nn.Parameter) and value.requires_grad and value.dim() > 1]
             others = [value for value in given if isinstance(value, Tensor) and not any(value is weight for weight in weights)]
             if weights and not any(isinstance(value, (tuple, list)) for value in given):
-                return _Apart.apply(self._product(function, args, named, others), len(others), weights, self._queue, *others, *weights)
+                call = self._product(function, args, named, others)
+                return _Apart.apply(call, len(others), weights, self._queue, *others, *weights)  # type: ignore[no-untyped-call]
         return function(*args, **named)
 
     def _product(self, function: Any, args: Any, named: dict[str, Any], others: list[Tensor]) -> Callable[[list[Tensor]], Tensor]:
@@ -66,17 +67,18 @@ class _Apart(torch.autograd.Function):
     """The operation in a graph of its own, from its inputs to its output."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, call: Callable[[list[Tensor]], Tensor], count: int, weights: list[nn.Parameter], queue: Queue, *given: Tensor
     ) -> Tensor:
         inner = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given[:count]]
         with torch.enable_grad():
             ctx.output = call(inner)
         ctx.inner, ctx.weights, ctx.queue = inner, weights, queue
-        return ctx.output.detach()
+        output: Tensor = ctx.output.detach()
+        return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         wanted = [tensor for tensor in ctx.inner if tensor.requires_grad]
         found: Iterator[Tensor] = iter(
             torch.autograd.grad(ctx.output, wanted, gradient, retain_graph=True) if wanted else ()
@@ -90,7 +92,7 @@ class _Apart(torch.autograd.Function):
 
 def _checkpointed() -> bool:
     """Whether saved tensors are changed, as checkpointing does, which would run the block again for each product."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def add_weight_gradients(queue: Queue) -> None:

@@ -116,7 +116,7 @@ def unpack(packed: Tensor, head: Head, content: Content) -> None:
 
 
 def _swap(one: nn.Parameter, other: nn.Parameter) -> None:
-    torch.clear_autocast_cache()  # type: ignore[no-untyped-call]  # has copies of other types, and weak references
+    torch.clear_autocast_cache()  # has copies of other types, and weak references
     torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
 
 
