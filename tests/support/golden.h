@@ -4,6 +4,7 @@
 // Files that an earlier commit has written, one or two for each format: tests/FOLDER/goldens. They
 // show that a format has stayed the same. DYNMO_TESTS is the folder tests/.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -109,7 +110,7 @@ inline std::string refusals_of(const std::vector<Json>& lines, const ReadText& r
   std::string all;
   for (const auto& [fault, texts] : places) {
     all += fault + "\n";
-    for (const auto& [text, where] : texts) all += "  " + text + "\n   " + where + "\n";
+    for (const auto& [text, where] : texts) all += fmt::format("  {}\n   {}\n", text, where);
   }
   return all;
 }
