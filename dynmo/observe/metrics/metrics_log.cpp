@@ -86,7 +86,9 @@ void MetricsLog::event(std::string_view kind, std::int64_t step, const Json& mor
     points->newest = step - 1;
   }
   if (!metrics.empty()) note(points->file->add(step, metrics));
-  const std::string text = more.is_object() ? more.dump() : "{}";
+  // A reason may name a path that is not UTF-8.
+  const std::string text =
+      more.is_object() ? more.dump(-1, ' ', false, Json::error_handler_t::replace) : "{}";
   note(points->file->add_text(step, "dynmo/events", fmt::format("**{}** `{}`", kind, text)));
 }
 
