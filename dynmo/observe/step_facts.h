@@ -47,7 +47,7 @@ enum class OverSteps { kNothing, kMean, kSum };
 
 using FactField = std::variant<double StepFacts::*, int StepFacts::*, Bytes StepFacts::*>;
 
-// Whether a number is of one rank, or of the run and equal on all ranks.
+// Selects numbers of the run, which are equal on all ranks, or of one rank.
 enum class MetricOf { kRun, kRank };
 
 struct StepFact {

@@ -153,7 +153,8 @@ Expected<void> Pipeline::ask_sources_first() {
   return frozen == state_.frozen_layers ? Expected<void>() : rebuild();
 }
 
-// Where layers train again that this cut cannot hold, the next decision finds another one.
+// Remakes the program for the layers that are recomputed now. If layers train again and this cut
+// cannot hold them, the next decision finds another cut.
 Expected<void> Pipeline::rebuild() {
   auto layers = decisions_.recomputed_under(state_.plan, state_.frozen_layers);
   if (!layers && options_.balancing == Balancing::kAutomatic && costs()) {

@@ -74,7 +74,7 @@ RunOptions run_of(const DeviceCell& cell) {
   return run;
 }
 
-// The same training on more ranks.
+// Returns the same training on more ranks.
 RunOptions elsewhere(RunOptions run, const DeviceCell& cell) {
   const int layers = run.cut[0];
   run.cut = {3, layers - 3};

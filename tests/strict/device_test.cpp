@@ -102,7 +102,7 @@ TEST_F(StrictDeviceDeathTest, APinnedCopyCannotBeReadBeforeTheWait) {
               ::testing::ExitedWithCode(kTouched), "pinned memory before it has waited");
 }
 
-// As runtime::Staging::to_host() would be without its wait.
+// Copies like runtime::Staging::to_host(), but does not wait.
 TEST_F(StrictDeviceDeathTest, AStagingThatDoesNotWaitIsFound) {
   const runtime::Staging staging{.device = device_};
   const Tensor x = ones();

@@ -21,8 +21,8 @@ namespace dynmo::train::testing {
 
 // Follows each allocation of the thread that makes the meter, for as long as the meter exists.
 // Counts an allocation as saved from the end of the forward that made it, or from the beginning of
-// the forward that reads it, until it is freed. So a tensor that a layer holds counts, whoever
-// believes what. It replaces libtorch's profiler while it exists.
+// the forward that reads it, until it is freed. So all tensors that layers hold count, also those
+// that the plan does not know. It replaces libtorch's profiler while it exists.
 class SavedMeter {
  public:
   SavedMeter() { current() = this; }
@@ -37,7 +37,7 @@ class SavedMeter {
   }
   [[nodiscard]] Bytes peak() const { return book_->peak; }
 
-  // Counts the input of a layer as saved. It stays so only if somebody keeps it.
+  // Counts the input of a layer as saved. It stays so only if a layer keeps it.
   void save(const at::Tensor& input) { book_->save(memory_of(input)); }
   void begin_forward() { book_->made.clear(); }
   // Counts what the forward has made and not freed, but for its output.

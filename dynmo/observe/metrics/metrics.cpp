@@ -58,7 +58,7 @@ std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of, int ranks)
   add("ranks", "dynmo/ranks", ranks);
   add("tokens_seen", "ntokens_seen", tokens * static_cast<double>(record.step + 1));
   if (record.step_s > 0 && ranks > 0) {
-    // As torchtitan defines it: of one device.
+    // (torchtitan counts the tokens of one device.)
     add("tokens_per_second_per_rank", "throughput(tps)", tokens / record.step_s / ranks);
     add("end_to_end_s", "time_metrics/end_to_end(s)", record.step_s);
   }

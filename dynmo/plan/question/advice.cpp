@@ -185,7 +185,7 @@ class Adviser {
     return best;
   }
 
-  // Names fewer ranks if the layers are too heavy for so many. The step takes no longer there.
+  // Names fewer ranks if the layers are too heavy to use all. The step takes no longer with fewer.
   [[nodiscard]] std::optional<Remedy> fewer_ranks(const Advice& advice) const {
     const bool coarse = advice.limit == StepLimit::kLayer || advice.limit == StepLimit::kCut ||
                         advice.limit == StepLimit::kHead || advice.limit == StepLimit::kSlowRank;

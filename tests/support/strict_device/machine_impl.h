@@ -26,7 +26,7 @@ namespace dynmo::strict {
 
 constexpr std::size_t kStreams = 64;  // of all devices; the first kDevices are their default ones
 
-// How far each stream has come, as one stream or the host knows it.
+// Holds how far each stream has come, as one stream or the host knows it.
 struct Clock {
   std::array<std::uint64_t, kStreams> time{};
   void join(const Clock& other);
