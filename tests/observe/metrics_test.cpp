@@ -231,6 +231,15 @@ TEST(MetricsLog, TheFileForPrometheusHasTheNewestStepWhole) {
   EXPECT_FALSE(log.take_failure());
 }
 
+TEST(MetricsLog, AnEventThatIsNotUtf8IsWritten) {
+  const TempFolder temp;
+  const RunFolder folder(temp.path());
+  MetricsLog log(folder, WorldRank(0), {.tensorboard = true});
+  log.event("loss", 3, {{"why", "\xFF"}});
+  EXPECT_EQ(events_of(folder.tensorboard()).back().texts.at("dynmo/events"),
+            "**loss** `{\"why\":\"\xEF\xBF\xBD\"}`");
+}
+
 TEST(MetricsLog, LabelsAreEscaped) {
   EXPECT_EQ(prometheus_labels(std::vector<PrometheusLabel>{{"run", "a\"b\\c\nd"}, {"rank", "1"}}),
             R"({run="a\"b\\c\nd",rank="1"})");
