@@ -77,9 +77,9 @@ struct GroupOptions {
 // Returns the options of a process that was started as a rank, for the first generation.
 [[nodiscard]] GroupOptions group_options(const process::RankEnvironment& environment);
 
-// A Transport whose waits fail with kPeerLost and "rank 2 was lost: its connection closed". They
-// fail with the reason instead if a rank called abort(), with "rank 1: " in front if the reason is
-// no loss. A Gloo error that comes before the plane's verdict waits for it, about 4 s at most.
+// A Transport. After a loss, waits fail with kPeerLost and "rank 2 was lost: its connection
+// closed". After abort() of a rank they fail with its reason, behind "rank 1: " if that is no loss.
+// If Gloo reports an error first, it is held back for up to about 4 s, until the plane's verdict.
 class Group : public transport::Transport {
  public:
   // Ends the group for all ranks, not only for this one. Returns when the other ranks have been

@@ -26,7 +26,7 @@ namespace dynmo::c10d {
 // number of devices. So ranks of one host share devices if they outnumber them.
 //
 // From then on libtorch chooses operations that give the same bits each time, where it has a
-// choice. It refuses operations that it knows not to.
+// choice. It refuses operations that never do.
 [[nodiscard]] Expected<at::Device> open_cuda(int local_rank);
 
 }  // namespace dynmo::c10d

@@ -15,7 +15,7 @@
 namespace dynmo::c10d {
 
 // Has the operations that Gloo's constructor needs, and throws in others. Any thread may call. It
-// does not keep the watch alive. Without it every call throws.
+// does not own the watch. After the watch has ended, every call throws.
 class RelayStore final : public ::c10d::Store {
  public:
   explicit RelayStore(std::weak_ptr<elastic::GroupWatch> watch, std::chrono::milliseconds timeout)
@@ -30,7 +30,7 @@ class RelayStore final : public ::c10d::Store {
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
-  // Throws. One place would have to decide the result, and no rank needs this operation.
+  // Throws, because no rank needs it. One rank would have to compute the sum.
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;
   std::int64_t getNumKeys() override;

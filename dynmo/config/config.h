@@ -120,7 +120,7 @@ struct Config {
     std::int64_t ranks_min = 1;       // minimum ranks of a replica after a release
     bool respawn = false;             // `dynmo train` starts a rank for each lost one
     double silence_s = 3;             // a rank without a heartbeat for longer is lost
-    // Or never. Then a lost rank costs the steps since a checkpoint.
+    // "auto" or "never". With never, a lost rank costs the steps since a checkpoint.
     std::string snapshots = "auto";
     double snapshot_cost = 0.01;    // auto: maximum share of a step's time
     std::string release_command;    // called after released ranks have ended; empty: none
@@ -139,8 +139,8 @@ struct Config {
   } run;
 };
 
-// Returns the keys, the only list of them, over the fields of `config`. Reading, changing,
-// checking, saving and the nearest key of a message use it.
+// Returns all keys, bound to the fields of `config`. This is their only list: reading, changing,
+// checking, saving and messages use it.
 [[nodiscard]] std::vector<TomlKey> keys_of(Config& config);
 // Applies a TOML file. Returns kBadInput with file and line for an unknown key or a wrong type.
 [[nodiscard]] Expected<void> apply_file(Config& config, const std::filesystem::path& path);

@@ -84,8 +84,8 @@ struct PolicyInput {
   // Standard deviation of the common part of the costs of a rank's layers under `current`.
   double rank_noise = 0;
   plan::LayerSet recomputed = {};  // under `current`
-  // With RankUse::kFewest: the number of ranks for the slack, each like the cluster's first. If it
-  // is at most the cluster's, that is used.
+  // With RankUse::kFewest: the ranks to which the slack refers, each like the cluster's first. A
+  // number up to that of the cluster's ranks means the cluster.
   int all_ranks = 0;
 };
 
@@ -122,7 +122,7 @@ struct Decision {
 // the current plan if the balancer finds none (no feasible cut: the reason says so). Returns
 // kBadInput for input that is inconsistent, negative or NaN.
 //
-// If the balancer's cut is the one in force, the decision has the layers that the cut recomputes
+// If the balancer's cut is the cut in force, the decision has the layers that the cut recomputes
 // with these costs.
 //
 // With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step. Released ranks are

@@ -114,7 +114,7 @@ class Profiler {
       visit("forward_s", self.forward_s);
     }
   };
-  // The times of a layer beside its forward pass, in units of that.
+  // The other times of a layer, relative to its forward pass.
   struct Trained {
     double input_gradient = 0;
     double weight_gradient = 0;
@@ -128,7 +128,7 @@ class Profiler {
     }
   };
 
-  // The share of each layer's products in force when the window was measured.
+  // The products of each layer when the window was measured (LayerCost::product_time).
   struct Products {
     double time = 1;
     Bytes gradient_bytes;

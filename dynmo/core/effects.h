@@ -21,8 +21,8 @@ namespace dynmo {
 [[nodiscard]] ActsIf when_given(std::string key, std::string wanted);
 // Returns the condition that the text or the list `key` is empty.
 [[nodiscard]] ActsIf when_empty(std::string key);
-// Returns the condition `holds`, for what one key alone does not say. If it does not hold, a
-// message says `now` and asks for `wanted`.
+// Returns the condition `holds`, which no single key can express. If it is false, a message says
+// `now` and asks for `wanted`.
 [[nodiscard]] ActsIf when_so(bool holds, std::string now, std::string wanted);
 [[nodiscard]] ActsIf either(ActsIf one, ActsIf other);
 // Adds `conditions` before those that the keys have.

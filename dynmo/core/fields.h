@@ -11,7 +11,7 @@
 //   void check_fields(const IsA<Link> auto& link, JsonObject& object) { ... }
 //
 // The order of the list is the order of the keys. A list stands in the namespace of its struct, in
-// the one source that reads and writes it. If other sources need the struct, that source defines
+// the source that reads and writes it. If other sources need the struct, that source defines
 // to_json() and read_fields() for it.
 
 #include <concepts>

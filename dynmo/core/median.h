@@ -32,7 +32,7 @@ double median_of(const Range& range, Get get) {
 [[nodiscard]] inline double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
-// Returns part / whole, or 0 if `whole` is.
+// Returns part / whole, or 0 if `whole` is 0.
 [[nodiscard]] inline double share(double part, double whole) {
   return whole > 0 ? part / whole : 0;
 }

@@ -79,7 +79,7 @@ class OrderedTasks {
   std::mutex mutex_;  // of tasks_
   std::condition_variable_any wake_;
   std::deque<std::packaged_task<Result()>> tasks_;
-  // The last member, so that threads are joined before the others are destroyed.
+  // The last member, so that threads are joined before the other members are destroyed.
   std::vector<std::jthread> threads_;
 };
 

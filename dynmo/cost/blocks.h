@@ -10,8 +10,8 @@
 
 namespace dynmo::cost {
 
-// Returns the module that a layer is part of, as its name has it: "blocks.3" for
-// "blocks.3.mlp", "head" for "head.0 of 4", and the name itself for any other layer.
+// Returns the name of a layer's module. It is "blocks.3" for "blocks.3.mlp", and "head" for "head.0
+// of 4". For any other layer it is the name itself.
 [[nodiscard]] std::string_view module_of(std::string_view name);
 
 // Returns whether the name is that of a block or of a part of one.
@@ -26,8 +26,8 @@ enum class HeadSlices {
 };
 
 // Joins neighbouring layers of one module: times and bytes are summed, and the boundary is that of
-// the last. A block is frozen if all its parts are. In another block, what does not run of a frozen
-// part is left out.
+// the last. A block is frozen if all its parts are. In other blocks, passes that frozen parts do
+// not run are left out.
 [[nodiscard]] ModelCost joined_blocks(const ModelCost& model,
                                       HeadSlices slices = HeadSlices::kJoined);
 

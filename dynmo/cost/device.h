@@ -22,8 +22,8 @@ struct Device {
   double matrix_efficiency = 1;      // share of the peak that large products reach
   double core_efficiency = 1;        // share of the peak that attention's core reaches
   double bandwidth_efficiency = 1;   // share of the bandwidth that element-wise kernels reach
-  // Share that whole training steps reach of the speed of their kernels, which the three fields
-  // above give. Launches, gaps and recomputation take the rest. Calibrated on published runs
+  // Speed of whole training steps relative to that of their kernels (the three fields above).
+  // Launches, gaps and recomputation take the rest. Calibrated on published runs
   // (docs/costs.md).
   double utilization = 1;
   Bytes memory;

@@ -29,7 +29,7 @@ struct RunStart {
 struct Recording {
   RunStart start;
   std::map<std::int64_t, cost::Observation> steps = {};  // measured in each step
-  // Steps that ran under the earlier plan: the move that was decided at them ended after them.
+  // Steps that ran under the plan before a decided move, because layers were still moving.
   std::set<std::int64_t> moving = {};
 };
 

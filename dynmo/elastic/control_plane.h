@@ -78,7 +78,7 @@ class GroupWatch {
 };
 
 struct WatchOptions {
-  // Two groups at the same time must have different ones.
+  // Groups that exist at the same time have different generations.
   Generation generation = 0;
   WorldRank rank;
   int size = 2;  // >= 2
@@ -92,7 +92,7 @@ struct WatchOptions {
 struct PlanePlace {
   std::string address;
   std::uint16_t port = 0;
-  // The run's own. A process that does not know it is ignored.
+  // The secret of the run. A process that does not know it is ignored.
   std::uint64_t secret = 0;
 };
 
@@ -128,7 +128,7 @@ class ControlPlane {
   // Opens a group as its rank 0. The plane must listen. Ranks that never connect are not missed,
   // because the plane does not know which should join.
   [[nodiscard]] std::unique_ptr<GroupWatch> open(const WatchOptions& options);
-  // Joins a group as another rank. It connects to rank 0 unless this plane already has a connection
+  // Joins a group as a rank above 0. Connects to rank 0 unless this plane already has a connection
   // to it, and takes its secret as the run's. Returns kPeerLost if that fails for `time`.
   [[nodiscard]] Expected<std::unique_ptr<GroupWatch>> join(const WatchOptions& options,
                                                            const PlanePlace& place,

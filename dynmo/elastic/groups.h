@@ -27,7 +27,7 @@ namespace dynmo::elastic {
 struct Loss {
   const View& before;         // members of the group in force
   Generation generation = 0;  // of the newest plan
-  // The number of survivors is rounded down to a multiple of it. The last others leave.
+  // The number of survivors is rounded down to a multiple of it. The last of them leave.
   int replicas = 1;
   Error why;
   // Called while this process looks for other survivors. Returns whether it no longer needs them.
@@ -91,8 +91,8 @@ class Groups {
     static_cast<void>(next);
     return {};
   }
-  // Returns what the members of the next group must know of such views. Its first rank sends it,
-  // and all of them know it with that group.
+  // Returns what the members of the next group must know of such views. Its first rank sends it to
+  // the other members when that group forms.
   [[nodiscard]] virtual Json standing(const View& next) const {
     static_cast<void>(next);
     return nullptr;

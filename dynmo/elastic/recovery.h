@@ -60,8 +60,8 @@ enum class Origin : std::uint8_t { kMemory, kCheckpoint, kInitial };
 struct Decision {
   Origin origin = Origin::kMemory;
   std::int64_t step = 0;  // next step to run
-  // Update that members whose live layers are one step behind finish first. Without a value, none
-  // needs to.
+  // An update that members finish first, if their live layers are one step behind. No value: none
+  // is behind.
   std::optional<UpdateRecord> finish = {};
   friend bool operator==(const Decision&, const Decision&) = default;
 };

@@ -41,7 +41,7 @@ struct MeetingCall {
   Place place = {};
   std::vector<MemberId> spares = {};  // living members that leave
   std::vector<MemberId> dead = {};    // members of the views that count
-  // Set if the members are more than half only once the spares have ended. None meets before.
+  // Set if the members are more than half only after the spares have ended. They meet then.
   bool waits = false;
 
   [[nodiscard]] bool spares_member(MemberId id) const;
@@ -61,8 +61,8 @@ class Survivors {
 
   // Looks which members live. The functions below refer to the newest look.
   void look(Clock::time_point now);
-  // Returns the call of another living process, each call once. It may be a call without this
-  // process, which is then spare, or without which the others have continued.
+  // Returns the call of another living process, each call once. A call may omit this process. It is
+  // then a spare, or the others have continued without it.
   [[nodiscard]] std::optional<MeetingCall> heard();
   // Returns this process's own call, if it is the lowest that lives and may call the others. The
   // number of living members is rounded down to a multiple of the replicas. The generation is one

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The one way from a tensor to its elements in host memory. The memory of a device has addresses,
-// too, and libtorch hands them out unchecked.
+// Every access to a tensor's elements in host memory goes through this file. The memory of a device
+// has addresses, too, and libtorch hands them out unchecked.
 
 #include <ATen/core/Tensor.h>
 

@@ -4,8 +4,8 @@
 // A head in slices: a chain of layers, each with some rows of the matrix. The matrix has a row for
 // each word. So the time of one layer does not bound a pipeline with a large vocabulary.
 //
-// Slice j gets the normed hidden values n. For each token it also gets the log-sum-exp l of the
-// scores so far, and the score z of the target once it has been seen. It passes on n, l' and z':
+// Slice j gets the normed hidden values n. For each token it also gets l, the log-sum-exp of the
+// scores so far, and z, the target's score if seen. It passes on n, l' and z':
 //
 //   s = n W_j^T,  own = lse(s),  l' = log(exp(l) + exp(own)),  z' = z + s[target], if it is here
 //

@@ -2,9 +2,9 @@
 #pragma once
 
 // Boundaries whose size differs from the model's hidden tensor, and which both ends know. Examples
-// are those after a slice of a head (Layer::floats_passed), and after a layer that replays a run,
-// in which the size follows from the step. All other boundaries have one shape, or the same with
-// fewer rows (Needs::drops_rows).
+// are those after a slice of a head (Layer::floats_passed). Another is that after a layer that
+// replays a run, whose size follows from the step. All other boundaries have one shape, or the same
+// with fewer rows (Needs::drops_rows).
 
 #include <c10/core/ScalarType.h>
 

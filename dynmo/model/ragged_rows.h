@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tokens that are no whole sequences, but some tokens of them. They keep their positions.
+// Some of the tokens of each sequence. They keep their positions.
 //
 // Attention layers use RowsLeft if rows of a micro-batch have left (Hidden::rows). They attend
 // among the rows that are still here, each at its position in its sequence. N such rows are stored

@@ -106,8 +106,8 @@ struct PrunedBytes {
 // Threads may fill the tensors meanwhile.
 [[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id,
                                                const StateShape& shape);
-// Returns whether the pruned parameters of a shape may be pruned, and have that number of weights
-// and segments.
+// Returns whether a layer can have this shape: its pruned parameters may be pruned, and the numbers
+// of weights and segments are possible.
 [[nodiscard]] bool fits(const StateShape& shape, const Layer& layer);
 void complete_memory(const LayerState& state);
 // Like allocate_like() above, for a header that arrived, whose numbers it takes over. Returns

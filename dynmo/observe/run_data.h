@@ -35,8 +35,8 @@ struct RunData {
   Json tables = Json::object();
   Json head = Json::array();  // run_head.h
   std::vector<std::string> layer_names = {};
-  // Seconds of a micro-batch, forward and backward. Each layer has a list with all columns of
-  // `steps`.
+  // For each layer, a list of the seconds of a micro-batch, forward and backward. It has an element
+  // for each column of `steps`.
   Json layer_seconds = Json::array();
   // A step before and after the move with the largest predicted gain (move_picture.h).
   Json tracks = Json::array();

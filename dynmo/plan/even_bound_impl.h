@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The range of each start of the most even cut, computed without cuts. This makes the tie rule of
-// balance.h fast if the bottleneck leaves much freedom.
+// Bounds of each rank's first layer in the most even cut, found without trying cuts. This makes the
+// tie rule of balance.h fast if the bottleneck leaves much freedom.
 
 #include <vector>
 

@@ -29,7 +29,7 @@ enum class Recompute {
 
 using LayerSet = std::vector<LayerId>;  // ascending, without duplicates
 
-// Returns the set of kWhole.
+// Returns the layers that kWhole recomputes.
 [[nodiscard]] LayerSet all_layers(const cost::ModelCost& model);
 
 // Returns the costs with those layers recomputed. Their forward time is added to the input

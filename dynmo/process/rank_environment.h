@@ -34,11 +34,11 @@ struct RankEnvironment {
 
 using GetVariable = std::function<const char*(const char*)>;
 
-// Returns the rank and the size from the first of these variables that are set: RANK, WORLD_SIZE,
-// LOCAL_RANK (torchrun, our launcher, a Kubernetes job), OMPI_COMM_WORLD_* (Open MPI), PMI_*
-// (MPICH, Intel MPI, srun with PMI-2), SLURM_* of a step (srun). With RANK, a single process
-// (WORLD_SIZE = 1) is a rank, which others may join. With the other variables it is not: it starts
-// ranks like a process of a shell.
+// Returns the rank and the size from the first variables of a launcher that are set. RANK,
+// WORLD_SIZE and LOCAL_RANK are those of torchrun, our launcher, or a Kubernetes job.
+// OMPI_COMM_WORLD_* are next (Open MPI). Then come PMI_* (MPICH, Intel MPI, srun with PMI-2), and
+// SLURM_* of a step (srun). With RANK, a single process (WORLD_SIZE = 1) is a rank, which others
+// may join. With the other variables it is not: it starts ranks like a process of a shell.
 //
 // The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun's names require. Other launchers
 // need not give them. The address is then 127.0.0.1 if all ranks are on one host. Otherwise it is

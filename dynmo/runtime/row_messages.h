@@ -51,7 +51,7 @@ struct RowFormat {
                                         const model::Hidden& hidden);
 // Returns the number of rows that the sender of a first message had.
 [[nodiscard]] std::int64_t count_in(const at::Tensor& first);
-// Returns the hidden value. It is whole, [B, T, D], if all rows are there.
+// Returns the hidden value. It has the shape [B, T, D] if no row has left.
 [[nodiscard]] model::Hidden unpacked(const RowFormat& format, std::int64_t room,
                                      const at::Tensor& first, const at::Tensor& second);
 

@@ -21,8 +21,8 @@
 namespace dynmo::runtime {
 
 // Returns for each rank of a group the rank that keeps its copy. All keepers have the same distance
-// around the group, so each rank keeps one copy. It is the shortest distance at which the most
-// keepers are on another host. `hosts` is by rank, with equal numbers for ranks of one host.
+// around the group, so each rank keeps one copy. It is the shortest of the distances with the most
+// keepers on another host. `hosts` is by rank, with equal numbers for ranks of one host.
 [[nodiscard]] std::vector<WorldRank> keepers(std::span<const int> hosts);
 
 // Takes a snapshot between two steps. All ranks of a group call it with equal `keepers`, one for

@@ -77,7 +77,7 @@ struct RunResult {
   [[nodiscard]] double tokens_per_s() const { return tokens / time.total_s(); }
 };
 
-// Shares of the possible gain of re-planning over the first plan that a run has gained.
+// A run's gain by re-planning, as shares of the possible gain over the first plan.
 struct Shares {
   double cuts = 0;   // its steps, against the best plan of every step
   double whole = 0;  // its whole time, against the same

@@ -101,7 +101,7 @@ inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
 inline constexpr std::int64_t kMaxPipelineRanks = 4096;
 inline constexpr std::int64_t kMaxSteps = 10'000'000;
 
-// Returns the keys, the only list of them, over the fields of `scenario`.
+// Returns all keys, bound to the fields of `scenario`. This is their only list.
 [[nodiscard]] std::vector<TomlKey> keys_of(Scenario& scenario);
 // Reads and validates a scenario. The text may have any bytes. Names in `compare` replace
 // policy.compare. A key that loses its effect by them is reset to its default. Returns kBadInput

@@ -45,8 +45,8 @@ struct ScheduleOptions {
 // Returns kBadInput if the shape is invalid.
 [[nodiscard]] Expected<Schedule> make_forward_schedule(PipelineShape shape);
 
-// Puts stage s on rank s mod `ranks`, as interleaved 1F1B (Narayanan et al. 2021) does.
-// stages_per_rank = 1 gives the usual one stage a rank. Requires ranks, stages_per_rank >= 1.
+// Puts stage s on rank s mod `ranks`, as interleaved 1F1B (Narayanan et al. 2021) does. With
+// stages_per_rank = 1 each rank has one stage, as usual. Requires ranks, stages_per_rank >= 1.
 // Returns the rank of each stage, numbered along the model.
 [[nodiscard]] std::vector<Rank> loop_placement(int ranks, int stages_per_rank);
 

@@ -119,9 +119,9 @@ class CheckedSchedule {
                                            std::span<const StageCost> stages,
                                            const cost::Cluster& cluster, SimOptions options = {});
 
-// Returns StageCost::reduction of `gradients` by a ring of `replicas` over a link of its own
+// Returns StageCost::reduction of `gradients` by a ring of `replicas` over a link of its own.
 // (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
-// 69, 2009). The ring has 2 (d - 1) rounds for d replicas. In each one every replica passes on a
+// 69, 2009.) The ring has 2 (d - 1) rounds for d replicas. In each one every replica passes on a
 // d-th of the bytes, which takes latency + bytes / d / bandwidth.
 //
 // The result is at most 2^62 ns, which simulate() refuses. Requires 1 or more replicas, bytes of 0

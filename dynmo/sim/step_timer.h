@@ -33,8 +33,8 @@ class StepTimer {
   // A compute action. Actions count from 1 in the order of the pass, and 0 is the start.
   struct Compute {
     std::uint32_t before = 0;    // the action before it on its rank
-    std::uint32_t sent = 0;      // the one on whose end the message that it awaits is sent
-    std::uint32_t posted = 0;    // the one on whose end that message's receive is posted
+    std::uint32_t sent = 0;      // action whose end sends the message that it awaits
+    std::uint32_t posted = 0;    // action whose end posts that message's receive
     std::uint32_t channel = 0;   // of that message; the last one is of none
     std::uint32_t duration = 0;  // stage x kDurations + kind
   };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The popularity of an expert is exp(f(t) g(b) (lasting u + drifting y(t))). u is drawn once. y is
-// a series of first order: y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of block b in
-// step t are its tokens times the experts' shares of the popularity.
+// The popularity of an expert is exp(f(t) g(b) (lasting u + drifting y(t))). Here u is drawn once.
+// The series y is of first order: y(t) = rho y(t - 1) + sqrt(1 - rho^2) e(t). The counts of block b
+// in step t are its tokens times the experts' shares of the popularity.
 //
 // The three parameters and the factors f and g are found iteratively: part of the counts is made,
 // measured and corrected.

@@ -2,7 +2,7 @@
 #pragma once
 
 // Byte channels between the ranks of one group. Implementations are in-process (ranks as threads,
-// for tests and examples), Gloo through c10d (runtime/), and a decorator that injects faults.
+// for tests and examples), Gloo through c10d (c10d/), and a decorator that injects faults.
 //
 // The rules are those of the strictest implementation, Gloo:
 //

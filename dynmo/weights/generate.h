@@ -20,8 +20,8 @@ struct Sampling {
   std::int64_t tokens = 200;  // limit of new tokens
   // 0 is greedy: the likeliest token each time. Otherwise scores are divided by it before softmax.
   double temperature = 0;
-  // Draws from the smallest set of likeliest tokens whose probabilities sum to it, in (0, 1]
-  // (Holtzman et al., "The curious case of neural text degeneration", 2020).
+  // Draws from the smallest set of likeliest tokens whose probabilities sum to it, in (0, 1].
+  // (Holtzman et al., "The curious case of neural text degeneration", 2020.)
   double top_p = 1;
   std::uint64_t seed = 1;
   std::int64_t end = -1;  // token that ends the text; -1: none

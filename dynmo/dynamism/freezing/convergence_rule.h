@@ -63,8 +63,8 @@ struct NormStep {
 // in every step.
 [[nodiscard]] ConvergenceRule after_step(ConvergenceRule rule, const FreezingOptions& options,
                                          const NormStep& done);
-// Advances kPlasticity by a check with these slopes, by layer. Slopes of NaN or Inf change nothing,
-// too.
+// Advances kPlasticity by a check with these slopes, by layer. Slopes of NaN or Inf change
+// nothing.
 [[nodiscard]] ConvergenceRule after_check(ConvergenceRule rule, const FreezingOptions& options,
                                           double learning_rate, const std::vector<double>& slopes);
 // Unfreezes all layers before a step with this learning rate, if it has dropped enough. Changes

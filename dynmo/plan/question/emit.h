@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Plans in the words of others: torchtitan's and Megatron-Core's keys, and the order of a step for
-// PyTorch's pipelining. None of them can say every plan, so each form is checked first.
+// Plans in the formats of others: torchtitan's and Megatron-Core's keys, and the order of a step
+// for PyTorch's pipelining. None of them can say every plan, so each form is checked first.
 
 #include <filesystem>
 #include <span>
@@ -41,8 +41,8 @@ struct EmitProblem {
   ModuleNames names = ModuleNames::kTranslated;
 };
 
-// Returns kBadInput with what the form cannot say, and what it can: half a block, a slice of the
-// head, an idle rank, unlike numbers of stages, ranks in another order, a frozen stage, an order.
+// Returns kBadInput with what the form cannot say, and what it can. Causes: parts of a block or
+// head, an idle rank, unlike numbers of stages, another order of ranks, a frozen stage, an order.
 [[nodiscard]] Expected<void> check_emit(EmitForm form, const EmitProblem& problem);
 
 struct EmittedFile {
@@ -54,9 +54,9 @@ struct Emitted {
   std::string note;  // what the user has to set beside them, on one line
 };
 
-// Returns the names of the files that emit() makes: of kTorchtitan torchtitan.json (its key
-// "parallelism"), torchtitan.args (the same as flags) and schedule.csv, of kMegatron megatron.args,
-// of kCsv schedule.csv.
+// Returns the names of the files that emit() makes. kTorchtitan has torchtitan.json (its key
+// "parallelism"), torchtitan.args (the same as flags) and schedule.csv. kMegatron has
+// megatron.args, and kCsv has schedule.csv.
 [[nodiscard]] std::vector<std::string_view> emitted_names(EmitForm form);
 
 // Returns the files, which stand in `folder`, where one names another. torchtitan's stages are

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The V of others has two stages on its last rank. In a plan neighbours on one rank are one stage,
-// so that stage is cut, and its actions with it.
+// In other programs a V has two stages on its last rank. In a plan, neighbours on one rank are one
+// stage. So that stage and its actions are cut.
 
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"

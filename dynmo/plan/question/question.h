@@ -50,7 +50,7 @@ struct Question {
   // divided evenly.
   std::int64_t head_slices = 1;
   std::function<Expected<cost::ModelCost>(std::int64_t slices)> sliced = {};
-  // The costs of micro-batches that many times as large; absent: measured, as large as they are.
+  // The costs of micro-batches that are `times` as large. Absent if costs were measured.
   std::function<Expected<cost::ModelCost>(std::int64_t times)> sized = {};
   std::int64_t micro_batch_size = 1;            // sequences
   std::string size_key = "--micro-batch-size";  // that sets it

@@ -34,8 +34,8 @@ struct ExitOptions {
 
 // Returns `inner` with an exit behind it. Its state has inner's parameters and buffers, and then
 // the exit's: an RMS norm, a head, the classifier's. The buffer kThreshold is the confidence from
-// which a token leaves. From kNeverLeaves on none does. Then the exit computes nothing unless
-// something learns from it.
+// which a token leaves. At kNeverLeaves or above no token leaves. Then the exit computes nothing
+// unless something learns from it.
 [[nodiscard]] std::shared_ptr<const model::Layer> exit_layer(
     std::shared_ptr<const model::Layer> inner, const ExitOptions& options);
 // Like exit_layer(), in options.slices layers, so that an exit does not limit a pipeline by the

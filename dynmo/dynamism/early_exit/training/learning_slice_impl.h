@@ -36,7 +36,7 @@ struct ExitNumbers {
 [[nodiscard]] at::Tensor some_of(const at::Tensor& all, const at::Tensor& rows);
 
 // Values that a slice of the head saves for its backward. `scored` are the rows whose scores it
-// computes. In those of `learn`, the score of the target has a gradient.
+// computes. In the rows `learn` the target's score has a gradient.
 struct LearningSlice {
   model::SavedSlice slice;
   at::Tensor scored;  // undefined: all
