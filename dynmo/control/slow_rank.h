@@ -20,11 +20,11 @@ struct SlowRank {
   double factor = 1;  // slowdown of its least slowed layer, compared with others
 };
 
-// Compares the median forward time of every layer over the last 5 steps with that over the 15
-// before. Dynamism makes single layers slower or faster. A slow rank slows down all its layers. So
-// a rank counts with its least slowed layer. It is slow at 1.5 times the least slowed rank. (A rank
-// that became faster counts as unchanged: freezing does that.) It uses forward times only, which
-// freezing does not remove. One thread uses it.
+// Compares the median forward time of every layer over the last 5 steps with the median over the 15
+// steps before. Dynamism makes single layers slower or faster. A slow rank slows down all its
+// layers. So a rank counts with its least slowed layer. It is slow at 1.5 times the least slowed
+// rank. (A rank that became faster counts as unchanged: freezing does that.) It uses forward times
+// only, which freezing does not remove. One thread uses it.
 class SlowRankDetector {
  public:
   // Adds a step. `layers` are by LayerId, equal on all ranks. Returns a slow rank at most once in

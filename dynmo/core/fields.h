@@ -103,8 +103,8 @@ class FieldReader {
     value = absent;
     read(key, value, limits, /*may_lack=*/true);
   }
-  // Reads a number that is NaN if it is null, because JSON has no number for it. So a diverged run
-  // can still be examined.
+  // Reads a number, and NaN for null, because JSON has no NaN. So a diverged run can still be
+  // examined.
   void measured(const char* key, double& value) {
     internal::read_measured(object_, key, value, /*may_lack=*/false);
   }

@@ -27,8 +27,8 @@ namespace dynmo {
 void note_not_offered(std::string_view what, int error, std::string_view then,
                       const std::filesystem::path& path);
 
-// Shows such a line to the user. Without a call of show_notes_by() no line is shown: libraries
-// print nothing.
+// Shows a line about a missing call to the user. Without a call of show_notes_by() no line is
+// shown: libraries print nothing.
 using ShowNote = void (*)(std::string_view line);
 void show_notes_by(ShowNote show);
 

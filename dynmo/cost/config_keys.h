@@ -32,7 +32,7 @@ class ConfigKeys {
   // Returns the value, or nullptr if it is absent or null.
   [[nodiscard]] const Json* find(const std::string& key);
   [[nodiscard]] bool has(const std::string& key) { return find(key) != nullptr; }
-  // Returns the first of these names that the file has, else the first one.
+  // Returns the first of these names that the file has. If it has none, returns the first name.
   [[nodiscard]] std::string first_of(std::initializer_list<std::string_view> keys);
   // Returns a whole number from `least` to kMaxConfigSize. Without a fallback the key is required.
   [[nodiscard]] std::int64_t size(const std::string& key, std::optional<std::int64_t> fallback = {},

@@ -45,8 +45,8 @@ struct TransformerShape : DecoderShape {
   [[nodiscard]] std::int64_t tokens() const { return sequence * micro_batch_size; }
 };
 
-// Returns `with_defaults` of the sizes, and the other properties of the architecture. Layers are
-// those of GPT or Llama. Mixtral has 8 experts, of which a token visits 2.
+// Returns the shape of `with_defaults` of the sizes, with the other properties of the architecture.
+// Layers are those of GPT or Llama. Mixtral has 8 experts, of which a token visits 2.
 [[nodiscard]] TransformerShape transformer_shape(const DecoderShape& sizes,
                                                  Architecture architecture);
 

@@ -41,8 +41,8 @@ class TraceLines {
                                           const Measured* measured = nullptr);
   // Sets the start of the run, for the header. Requires that no line was added.
   void start(RunStart start) { start_ = std::move(start); }
-  // Continues after other lines of the same layers, up to that of step `newest`; -1: the header
-  // alone. Requires that no line was added.
+  // Continues after existing lines of the same layers. `newest` is the step of the last line; -1:
+  // only the header. Requires that no line was added.
   void go_on(std::int64_t newest) {
     has_header_ = true;
     last_step_ = newest;

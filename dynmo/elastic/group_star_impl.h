@@ -52,7 +52,7 @@ class GroupStar {
   // Connects `peer` as this rank. Returns false if there is no such rank, or if it was connected
   // before.
   [[nodiscard]] bool connect(int rank, PlanePeer& peer, std::uint32_t channel);
-  // Takes a frame of the group from that connection. Returns false if it is malformed.
+  // Takes a frame of the group from the connection of `peer`. Returns false if it is malformed.
   [[nodiscard]] bool take(const PlanePeer& peer, process::FrameType type, std::string_view rest);
   // Handles that the rank behind the connection has ended or is silent. It is a loss unless its
   // work is done.

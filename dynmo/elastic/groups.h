@@ -75,7 +75,7 @@ class Groups {
 
   // Returns the failure of the group in force, if it has failed.
   [[nodiscard]] virtual std::optional<Error> failure() const { return std::nullopt; }
-  // Returns the time at which this process learned of that, if it is known.
+  // Returns the time at which this process learned of the failure, if it is known.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> failed_at() const {
     return std::nullopt;
   }
@@ -85,7 +85,7 @@ class Groups {
   // continue.
   [[nodiscard]] virtual Expected<Survival> survive(const Loss& loss) { return loss.why; }
 
-  // Checks that `next` keeps more than half of every view of which a left-out member may be alive
+  // Checks that `next` keeps more than half of every view with a left-out member that may be alive
   // (quorum.h). Otherwise returns kInfeasible. All ranks call it before they agree on a change.
   [[nodiscard]] virtual Expected<void> may_change(const View& next) {
     static_cast<void>(next);

@@ -35,7 +35,7 @@ void merge(Standing& standing, const Standing& theirs);
 [[nodiscard]] bool has_quorum(const View& of, const View& next, const Standing& standing);
 // Returns whether `next` has a quorum of all views that count, if `before` is in force.
 [[nodiscard]] bool may_form(const View& next, const View& before, const Standing& standing);
-// Selects from `views` those of which a member that is not in `next` may be alive.
+// Returns the views that have a member which may be alive and is not in `next`.
 [[nodiscard]] std::vector<View> open_ends(const std::vector<View>& views, const View& next,
                                           const Standing& standing);
 // Notes that `next` is in force, which its members have formed from `before`.

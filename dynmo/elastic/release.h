@@ -107,8 +107,8 @@ class Releases {
   void forget_open();
   // Takes over open releases in a new object. All that wait are due.
   void take_over(Open open);
-  // Parks what waits for another call, because the run ends, and returns it. Requires none in
-  // progress.
+  // Parks the releases that wait for another call, because the run ends, and returns them. Requires
+  // none in progress.
   std::vector<Release> give_up();
 
   [[nodiscard]] bool is_idle() const { return waiting_.empty() && !current_; }

@@ -26,8 +26,8 @@
 
 namespace dynmo::elastic {
 
-// Kills the processes of these members on this host that are stopped (SIGSTOP). The stop may last
-// for any time, and the other members do not wait. A process that a debugger holds is left alone.
+// Kills the members on this host whose processes are stopped (SIGSTOP). The stop may last for any
+// time, and the other members do not wait. A process that a debugger holds is left alone.
 void end_stopped(const View& members, const std::string& host);
 
 // Returns the living members that continue. Their number is rounded down to a multiple of

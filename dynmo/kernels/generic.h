@@ -52,7 +52,7 @@ void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& 
                                                           const at::Tensor& v_BTHK,
                                                           const Attention& attention);
 
-// Does what add_rows() of hand_written.h does.
+// Like add_rows() of hand_written.h.
 void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from);
 
 // Returns which of `like`'s elements dropout keeps, with the CPU's bits. Element i is kept if word

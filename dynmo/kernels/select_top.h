@@ -25,7 +25,7 @@ struct HigherFirst {
   }
 };
 
-// Returns the first `count` indices in that order, ascending. Requires 0 <= count <= scores.size().
+// Returns the first `count` indices by HigherFirst, sorted. Requires 0 <= count <= scores.size().
 [[nodiscard]] std::vector<std::int64_t> select_top(std::span<const double> scores,
                                                    std::int64_t count);
 [[nodiscard]] std::vector<std::int64_t> select_top(std::span<const float> scores,

@@ -23,8 +23,8 @@ enum class Gates { kYes, kNo };
                                          const Routing& routing, const at::Tensor& like_ND,
                                          Gates gates);
 
-// Computes the gradient of that sum with gates. `rows` become the gradients of the rows. Returns
-// those of the gates, NK, which are 0 if there was no row.
+// Computes the gradient of the sum above, with gates. `rows` become the gradients of the rows.
+// Returns those of the gates, NK, which are 0 if there was no row.
 [[nodiscard]] at::Tensor through_gates(std::vector<at::Tensor>& rows, const Routing& routing,
                                        const at::Tensor& gradient_ND);
 

@@ -41,7 +41,7 @@ struct MatrixRows {
   cost::HeadRows rows;
 };
 [[nodiscard]] std::string name_of(const MatrixRows& rows);
-// Parses such a name. Returns nullopt for any other name.
+// Parses the name of some rows of a matrix. Returns nullopt for any other name.
 [[nodiscard]] std::optional<MatrixRows> parse_matrix_rows(std::string_view name);
 
 // The numbers of a token that pass between two slices, or their gradients: [N, D], [N], [N]. Their

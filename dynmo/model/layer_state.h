@@ -76,7 +76,7 @@ struct Parameter {
   return parameter.compute_copy.defined() ? parameter.compute_copy : parameter.value;
 }
 
-// A tensor of the state that is no parameter: a mask, a router's bias, a reference copy. It moves
+// A tensor of the state other than a parameter: a mask, a router's bias, a reference copy. It moves
 // and is checkpointed with the layer, but never optimized. Layers read it. Sources of dynamism
 // (dynamism/training/source.h) write it between steps.
 struct BufferSpec {

@@ -66,7 +66,7 @@ struct Routing {
 // 1 / N, then the columns to 1 / E.
 [[nodiscard]] std::vector<double> sinkhorn(std::span<const double> scores, std::int64_t experts);
 
-// Figures of a layer of experts. Each expert's assignments before drops follow.
+// Figures of a layer of experts. After them come the assignments of each expert before drops.
 enum MoeFigure {
   kMoeMicroBatches,  // micro-batches with tokens here
   kMoeTokens,

@@ -40,8 +40,8 @@ struct Recipe {
 // Returns the place of a layer in a decoder of `blocks` blocks in halves. The order is embedding,
 // (attention, MLP) for each block, head, which may be several layers. Requires layer >= 0.
 [[nodiscard]] Place decoder_place(LayerId layer, std::int64_t blocks);
-// Returns a decoder's layers with their places in that order. Requires an even number of them, 2 or
-// more, with the head's slices (head_slice.h) as one.
+// Returns a decoder's layers with their places, in decoder_place() order. Requires an even number
+// of them, 2 or more, with the head's slices (head_slice.h) as one.
 [[nodiscard]] Recipe decoder_recipe(Model layers);
 
 }  // namespace dynmo::model

@@ -39,7 +39,7 @@ struct StateShape {
 // Returns a shape as text. "f,2:9c7" is a frozen layer whose parameter 2 has 9 weights left,
 // compressed, in 7 segments. "t" is a layer that trains with all its weights.
 [[nodiscard]] std::string to_text(const StateShape& shape);
-// Parses such a text. Returns kInternal for any other.
+// Parses the text of a shape. Returns kInternal for any other text.
 [[nodiscard]] Expected<StateShape> parse_shape(std::string_view text);
 
 enum class TensorKind { kValue, kFirstMoment, kSecondMoment, kMask, kBuffer };
@@ -83,8 +83,8 @@ inline constexpr std::size_t kHeaderBytes = 48;
 // Parses a header. Returns kBadInput if the bytes are not a header of this version.
 [[nodiscard]] Expected<StateHeader> unpack(std::span<const std::byte> bytes);
 
-// The bytes of a layer of that shape. `values` is also the size of the gradient and of each of the
-// two moments if the layer trains. Patterns do not travel: the receiver makes them.
+// The bytes of a layer of a given shape. `values` is also the size of the gradient and of each of
+// the two moments if the layer trains. Patterns do not travel: the receiver makes them.
 struct PrunedBytes {
   Bytes values;
   Bytes masks;

@@ -61,7 +61,7 @@ struct Event {
 // Selects the lines of a file that are read. A rank that continues another rank's log needs losses,
 // recoveries, and the newest 64 KiB.
 enum class EventsOf { kAll, kTakeOver };
-// Returns the events of a file in its order, or none if there is no file. Ignores a last line
+// Returns the events of a file in their order, or none if there is no file. Ignores a last line
 // without its newline, which a killed process left half written. Returns kBadInput with the line.
 [[nodiscard]] Expected<std::vector<Event>> read_events(const std::filesystem::path& path,
                                                        EventsOf which = EventsOf::kAll);

@@ -79,7 +79,7 @@ class RunHistory {
   void add_event(std::string_view kind, std::int64_t step, const Json& event);
   void add_traffic(const TrafficInterval& interval);
   void set_sources(const Json& figures) { sources_ = figures; }  // of the newest step
-  // Clears the newest steps, because the next step does not follow them.
+  // Clears the newest steps, because the next step to be added is not the following one.
   void forget_newest() { steps_.newest.clear(); }
 
   [[nodiscard]] const Run& run() const { return run_; }

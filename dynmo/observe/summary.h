@@ -90,7 +90,7 @@ struct Summary {
   double speedup = 0;  // of the balanced run over the baseline
   // Speedup with the best possible cuts, by replay; NaN: unknown.
   double best_speedup = 0;
-  // The cuts were too many to replay. No cut gives a larger speedup, and maybe none gives the same.
+  // The cuts were too many to replay. No cut gives a larger speedup, and perhaps none reaches it.
   bool best_is_bound = false;
   CostsAre best_costs = CostsAre::kMeasured;
   // Speedup with the cuts of the balanced run, by replay of given costs. So it has the effect of

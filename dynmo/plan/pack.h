@@ -48,7 +48,7 @@ struct Packing {
                                             const BalanceProblem& problem,
                                             const ProposeOptions& options = {});
 
-// Converts a plan with layers on `kept` alone, ascending, to a plan of a group of these ranks. The
+// Converts a plan with layers on `kept` alone to a plan of a group of these ranks, ascending. The
 // generation is kept.
 [[nodiscard]] Plan without_others(const Plan& plan, const std::vector<Rank>& kept);
 // Returns the plan in a group with further, idle ranks behind its own.

@@ -31,7 +31,7 @@ inline constexpr int kMaxOrdered = 8;  // maximum ranks for which place() tries 
 [[nodiscard]] Expected<Plan> place(const Plan& plan, const BalanceProblem& problem,
                                    std::int64_t max_replays = 50000);
 
-// Returns the duration of these messages if each had an exclusive link, one after another.
+// Returns the time of the messages, sent one after another.
 [[nodiscard]] double message_time_s(const TrafficRows& rows, const cost::Cluster& cluster);
 
 // Returns all ranks, grouped by node, and nodes by switch. Both are in the order of their first

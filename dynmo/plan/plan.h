@@ -91,9 +91,9 @@ struct Plan {
 
 // Returns "dynmo-plan-1" without values from costs, which plan_json (evaluate.h) adds.
 [[nodiscard]] Json to_json(const Plan& plan);
-// Parses the plan in such a document (also of plan_json), and ignores its times and memory. An
-// adaptive plan has an order for a fixed number of micro-batches. Returns kBadInput with file and
-// JSON pointer, or the error of validate().
+// Parses the plan in a "dynmo-plan-1" document, and ignores its times and memory. An adaptive plan
+// has an order for a fixed number of micro-batches. Returns kBadInput with file and JSON pointer,
+// or the error of validate().
 [[nodiscard]] Expected<Plan> parse_plan(const Json& json, std::string_view origin);
 [[nodiscard]] Expected<Plan> read_plan(const std::filesystem::path& path);
 

@@ -46,8 +46,8 @@ class RangeRecompute {
     std::int64_t upper = 0;
     double seconds = -1;  // of the least set; below 0: not known
   };
-  // Returns the maximum bytes of the layers [first, end), given what is saved of each layer that is
-  // recomputed and 0 of the others.
+  // Returns the maximum bytes of the layers [first, end). `saved_of` has the bytes that
+  // recomputation saves of each layer.
   template <typename SavedOf>
   [[nodiscard]] std::int64_t bytes_with(int first, int end, const SavedOf& saved_of) const;
   [[nodiscard]] Range& range(int first, int end);

@@ -36,7 +36,7 @@ inline constexpr Bytes kMoveDigest{16};
 // Returns the messages of a migration between two plans of `positions` ranks, in all replicas.
 [[nodiscard]] TrafficRows traffic_of(const Migration& migration, int positions, int replicas = 1);
 
-// Returns the messages of gradients that follow a migration during a step. `model` is that of the
+// Returns the messages of the gradients of layers that move during a step. `model` is that of the
 // step.
 [[nodiscard]] TrafficRows traffic_of_gradients(const Migration& migration,
                                                const cost::ModelCost& model, int positions,

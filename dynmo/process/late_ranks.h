@@ -47,7 +47,7 @@ struct StartedHook {
 using LaunchRequest = std::variant<WantedRanks, MetRank, StartedHook>;
 // Parses a message. Returns nullopt for any other text.
 [[nodiscard]] std::optional<LaunchRequest> parse_launch_request(std::string_view text);
-// Tells the requesting rank of such an end, on the launcher's end of the socket.
+// Tells the requesting rank that a process has ended, on the launcher's end of the socket.
 void tell_leader_ended(int fd, int exit_code);
 
 }  // namespace dynmo::process

@@ -52,7 +52,7 @@ class LineServer {
   // Sends a line to a waiting client, if it is still there. `done` is as above. Any thread may
   // call.
   void send(ClientId client, std::string line, bool done);
-  // Returns when the system has what was sent, or after half a second.
+  // Returns when the system has taken all sent lines, or after half a second.
   void flush();
 
  private:

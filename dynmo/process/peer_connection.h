@@ -17,7 +17,7 @@
 
 namespace dynmo::process {
 
-// A frame has the length of the rest (4 bytes), a type (1), and bytes that depend on the type.
+// A frame has the length of what follows (4 bytes), a type (1), and bytes that depend on the type.
 // Numbers are in the machine's order, because the ranks of a group have one architecture.
 enum class FrameType : char {
   kHello,  // the first of either end: secret (8), member (8)

@@ -17,8 +17,8 @@ class StartedHooks {
   // Adds a program. `pid` is that of the program and of its process group. A program that has ended
   // is left out.
   void add(pid_t pid);
-  // Sends SIGTERM to all that still run and to what they have started, and SIGKILL a second later.
-  // A hook has its own group, so Ctrl-C does not reach it, and it survives a rank that is killed.
+  // Sends SIGTERM to the process groups that still run, and SIGKILL a second later. A hook has its
+  // own group, so Ctrl-C does not reach it, and it survives a rank that is killed.
   void end();
 
  private:

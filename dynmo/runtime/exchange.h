@@ -37,7 +37,7 @@ struct RankStats {
   control::RankFigures figures;
   // 1 if this rank has something to tell all ranks before the next step.
   double asks = 0;
-  // Id + 1 of a layer whose copy differs from what was sent (background_move.h), or 0.
+  // Id + 1 of a layer whose copy differs from the original (background_move.h), or 0.
   double refuses = 0;
 };
 

@@ -75,7 +75,7 @@ class Pipeline {
   // Asks the sources, plans, moves if useful, and runs the schedule. Afterwards the step's
   // gradients are complete on this rank.
   [[nodiscard]] Expected<void> begin_step(const Batches& batches);
-  // Sends this rank's figures of the step to the other ranks, and returns those of all.
+  // Sends this rank's figures of the step to the other ranks, and returns the figures of all ranks.
   [[nodiscard]] Expected<Exchange> exchange_figures();
   // Clips, updates, and tells sources and controller the outcome. It sends nothing and needs no
   // group. So if the group was lost in the exchange, a rank can finish the step with the value that
@@ -128,7 +128,7 @@ class Pipeline {
   }
   [[nodiscard]] cost::Cluster cluster() const { return decisions_.cluster(); }
   [[nodiscard]] const control::Profiler& profiler() const { return decisions_.profiler(); }
-  // Returns the newest step, as its figures went into decisions. announced() is what sources
+  // Returns the newest step as decisions know it. announced() returns the change that sources
   // announced before it.
   [[nodiscard]] const cost::Observation& observed() const { return decisions_.observed(); }
   [[nodiscard]] cost::Announced announced() const { return decisions_.announced(); }

@@ -88,7 +88,7 @@ void move_back(const model::Model& model, RankState& state, const plan::Plan& pl
 // rank has anywhere. Sources and controller are those of the snapshot if the rank was at another
 // step. Without a copy of that step, the state becomes that of a new rank.
 void roll_back(RankState& state, std::int64_t step);
-// Restores in layers that were spares what strip() freed.
+// Restores what strip() has freed, in layers that were spares.
 void make_whole(const model::Model& model, LayerStates& layers);
 
 // Returns the layers that `plan` gives to `rank`, with their initial values.

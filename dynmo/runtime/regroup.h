@@ -63,8 +63,8 @@ struct Holdings {
 
 // Forms the new group's states. All its ranks call it with an equal `plan`, whose generation is
 // new, and with what each brings. A new rank brings RankState(). Afterwards `mine` is what the plan
-// gives this rank. It includes the state of sources and controller of the other ranks. After an
-// error it still has all that it brought.
+// gives this rank. A new rank also has the state of the other ranks' sources and controller. After
+// an error it still has all that it brought.
 [[nodiscard]] Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
                                      const plan::Plan& plan, RankState& mine,
                                      const Staging& staging = {});

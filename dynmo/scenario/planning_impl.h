@@ -51,7 +51,7 @@ namespace dynmo::scenario {
 [[nodiscard]] const dynamism::Recording* recording_of(const dynamism::LoadModel& load,
                                                       const Scenario& scenario,
                                                       const Policy& policy);
-// Returns a cluster of `ranks` ranks, as the controller of such a run knows them.
+// Returns a cluster of `ranks` ranks, as the controller of the recorded run knew them.
 [[nodiscard]] cost::Cluster recorded_cluster(const dynamism::Recording& recording,
                                              const Scenario& scenario, std::size_t ranks,
                                              const cost::StepSample& overhead);

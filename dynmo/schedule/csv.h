@@ -17,8 +17,8 @@ namespace dynmo::schedule {
 
 struct CsvSchedule {
   Schedule schedule;  // lowered if the text has a send or a receive
-  // Number of cells that are no action here and were left out. These are UNSHARD, RESHARD and
-  // REDUCE_GRAD of fully sharded parameters.
+  // Number of cells that were left out, because they have no action of ours. These are UNSHARD,
+  // RESHARD and REDUCE_GRAD of fully sharded parameters.
   std::int64_t ignored = 0;
 };
 

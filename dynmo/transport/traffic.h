@@ -33,7 +33,7 @@ class CountingTransport final : public Transport {
   }
   void abort(const Error& why) override { inner_.abort(why); }
 
-  // Returns what this rank has sent to another one.
+  // Returns the count of messages that this rank has sent to another.
   [[nodiscard]] const MessageCount& sent(Member to, Purpose purpose) const {
     return row_[place(to, purpose)];
   }

@@ -33,8 +33,8 @@ struct Sampling {
 [[nodiscard]] Expected<at::Tensor> logits(const TrainedModel& model,
                                           const std::vector<std::int64_t>& tokens);
 
-// Refuses what generate() refuses, before anything is generated. Returns a line for the user if the
-// text may become longer than the model's longest input, else "".
+// Checks all that generate() checks, before anything is generated. Returns its errors. Returns a
+// line for the user if the text may become longer than the model's longest input, else "".
 [[nodiscard]] Expected<std::string> check_generation(const TrainedModel& model,
                                                      const std::vector<std::int64_t>& prompt,
                                                      const Sampling& sampling);

@@ -42,7 +42,7 @@ struct HuggingFaceModel {
 // similar features.
 [[nodiscard]] Expected<HuggingFaceModel> parse_hugging_face(const Json& json,
                                                             std::string_view origin);
-// Returns a line for the user with the training settings of such a file that are not taken over,
+// Returns a line for the user with the training settings of a config.json that are not taken over,
 // else "". These are its probabilities of dropout, if they are not 0.
 [[nodiscard]] std::string left_out(const Json& json);
 // Writes a config.json, which parse_hugging_face() reads to the same value, except for dropout.

@@ -22,7 +22,7 @@ struct TrainedModel {
   std::int64_t step = 0;
   // Folder that knows the tokenizer: data.path of the run, or a Hugging Face folder.
   std::string data;
-  // data::tokenizer_name of that folder, or "" if it is not known.
+  // data::tokenizer_name of the folder above, or "" if it is not known.
   std::string tokenizer;
   std::string left_out;            // as hugging_face.h returns it
   std::vector<std::string> notes;  // newer checkpoints that were skipped, with reasons
@@ -64,8 +64,8 @@ enum class Overwrite { kNo, kYes };
                                                  const std::filesystem::path& directory,
                                                  Overwrite overwrite = Overwrite::kNo);
 
-// Copies the files of the model's tokenizer there, as they are beside its data. Returns their
-// names, or none if the tokenizer is bytes. Fails like tokenizer_of().
+// Copies the files of the model's tokenizer to `directory`, as they are beside its data. Returns
+// their names, or none if the tokenizer is bytes. Fails like tokenizer_of().
 [[nodiscard]] Expected<std::vector<std::string>> export_tokenizer(
     const TrainedModel& model, const std::filesystem::path& directory);
 

@@ -25,11 +25,11 @@ namespace dynmo::dynamism {
 // Makes the load model. A sublayer computes, stores and sends survivors only (with a 4-byte index a
 // token). A token's loss is computed where it leaves, with a head of the vocabulary's size.
 //
-// So the MLP before an exit does the head's work for the tokens that leave. It also does it for
-// staying tokens if they have a loss there (exit_loss) or the head's scores decide (confidence). It
-// has an untied exit head's weights. A classifier is one product of 2 T h. If the model's head is
-// in slices, an exit's head has the same number. The layer before the exit has the first slice, and
-// layers behind it have the others. Returns kBadInput with the field.
+// So the MLP before an exit does the head's work for the tokens that leave. It also does so for
+// staying tokens if they have a loss there (exit_loss), or if the head's scores decide
+// (confidence). It has an untied exit head's weights. A classifier is one product of 2 T h. If the
+// model's head is in slices, an exit's head has the same number. The layer before the exit has the
+// first slice, and layers behind it have the others. Returns kBadInput with the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                                    const LoadInputs& inputs);
 

@@ -30,7 +30,7 @@ struct MoeOptions {
   double min_skew = 0.05;
   double max_skew = 0.35;
   double early_skew = 1;  // relative increase of the exponent at the start
-  // Time constant of that increase. Most change comes in 10^2 to 10^3 steps.
+  // Time constant of `early_skew`. Most change comes in 10^2 to 10^3 steps.
   std::int64_t settle_steps = 300;
   double drift = 0.1;               // std of an expert's log popularity around Zipf's law
   std::int64_t drift_steps = 2000;  // settled steps after which that has changed completely

@@ -103,7 +103,7 @@ struct AdviceProblem {
   std::vector<Evaluation> plans = {};
   double head_room = 0;  // share of the ranks' memory not in `cluster`
   std::int64_t head_slices = 1;
-  // Returns `models` with the head in that many slices, or empty if the head cannot be cut.
+  // Returns `models` with the head in `slices` slices. Empty if the head cannot be cut.
   std::function<Expected<Costs>(std::int64_t slices)> sliced = {};
   // Returns what could help against messages or slow ranks, settings first.
   std::function<std::vector<AdviceChange>(StepLimit)> changes = {};

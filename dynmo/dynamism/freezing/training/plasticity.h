@@ -29,7 +29,7 @@ inline constexpr std::int64_t kComparedRows = 64;
 // = A A^T. A has the rows at kComparedRows positions that are spread evenly (all rows if there are
 // fewer). The result is fp32, on the CPU, for any hidden tensor.
 [[nodiscard]] at::Tensor similarities(const at::Tensor& hidden);
-// Returns |G - H|^2 / n^2 of two of them, in fp64.
+// Returns |G - H|^2 / n^2 of two similarities, in fp64.
 [[nodiscard]] double similarity_loss(const at::Tensor& g, const at::Tensor& h);
 
 // Layers first <= i < end.
