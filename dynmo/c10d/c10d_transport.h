@@ -64,7 +64,7 @@ struct GroupOptions {
   int beside = 0;
   // Address at which other ranks reach this one. If empty, it is found out.
   std::string own_address = {};
-  // Called now and then while the group forms. An error ends the joining of all ranks with it.
+  // Called repeatedly while the group forms. Its error ends the joining on all ranks.
   std::function<std::optional<Error>()> give_up = {};
   std::chrono::milliseconds join_timeout{60000};  // until all ranks have joined
   // Longest wait for one message. It does not detect losses, which the control plane does: a rank

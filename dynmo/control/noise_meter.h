@@ -23,8 +23,8 @@ class NoiseMeter {
   // Scales the stored shares to work that is `factors` times as large. A known change of a count is
   // not noise.
   void scale(const std::vector<double>& factors);
-  // Adds the difference between the counted work of a layer and that of the previous step. It is
-  // relative, and the mean over the layers that have a count.
+  // Adds the relative difference of counted work between a step and the previous one. It is the
+  // mean over the layers with a count.
   void add_work_change(double change);
 
   // Returns the relative standard deviation of one step's value. For own() it is that of a layer's

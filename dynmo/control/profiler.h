@@ -58,8 +58,8 @@ class Profiler {
   void forget_times();  // including noise; what is known of bytes stays
   // Returns names and bytes of the layers, with metered stashes.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
-  // Replaces them, except for measured bytes of stashes and boundaries. If products take another
-  // time from now on, the window starts again with the next step.
+  // Replaces names and bytes, except for measured bytes of stashes and boundaries. If products take
+  // another time from now on, the window starts again with the next step.
   void know(cost::ModelCost known);
   // Returns known() with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;

@@ -81,7 +81,7 @@ enum class Numbers { kAny, kWhole };
 
 }  // namespace internal
 
-// Reads the fields of a list. Faults stick in `object`, as those of its own functions do.
+// Reads the fields of a list. Faults are kept in `object`, like those of its own functions.
 class FieldReader {
  public:
   explicit FieldReader(JsonObject& object) : object_(object) {}

@@ -40,7 +40,7 @@ struct TrafficRow {
   MessageCount count;
   friend bool operator==(const TrafficRow&, const TrafficRow&) = default;
 };
-// Rows ascend by from, to and purpose. No two rows have the same.
+// Rows ascend by from, to and purpose. No two rows are equal in all three.
 using TrafficRows = std::vector<TrafficRow>;
 
 // Sums up rows with the same ranks and purpose, which may come in any order. Omits rows of no

@@ -46,9 +46,9 @@ class EmulatedDevice {
   // Returns the number of times that the calling thread has given up its processor to wait.
   [[nodiscard]] static std::int64_t waits();
 
-  // Writes the time into the first bytes of a message, whose content has no meaning, for receive()
-  // of its receiver. Another host's clock may give any time. The layer then begins between the time
-  // of the free device and now.
+  // Writes the time into the first bytes of a message, whose content has no meaning. The receiver's
+  // receive() reads it. Another host's clock may differ. The layer then begins between the time of
+  // the free device and now.
   void stamp(const at::Tensor& sent) const;
 
   // Makes the emulated layers that its thread calls work on the device, while it exists. Without

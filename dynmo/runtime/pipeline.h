@@ -42,7 +42,7 @@
 
 namespace dynmo::runtime {
 
-// Takes the controller out of `state`, makes one of its `controller_state`, or makes a new one.
+// Takes the controller out of `state`, makes one from its `controller_state`, or a new one.
 [[nodiscard]] control::Controller controller_of(RankState& state, const model::Model& model,
                                                 const PipelineOptions& options);
 

@@ -72,8 +72,8 @@ struct Weights {
                                                const std::vector<model::Place>& places,
                                                const model::Model& layers);
 
-// Fills the values of a layer at a place of a decoder that check_same_decoder() accepted, and its
-// existing buffers.
+// Fills the values and existing buffers of the layer at `place`. Requires a decoder that
+// check_same_decoder() has accepted.
 void load_values(const Weights& weights, const model::Place& place, model::LayerState& state);
 
 }  // namespace dynmo::weights

@@ -34,9 +34,9 @@ struct PruningOptions {
   // Time of the products with a sparse matrix / with a dense one, as a training measures it. A
   // matrix stays dense if sparse products take longer.
   cost::ProductFit product_fit = {};
-  // Std of the last block's weights / the first's, geometric in between, and normal noise on each
-  // matrix's logarithm. The density ratio between the ends is 2.5 at 90 %. Chosen, not measured:
-  // the middle of 1.5 to 4.
+  // Std of the last block's weights / the first's, geometric in between. Each matrix's log std also
+  // has normal noise. The density ratio between the ends is 2.5 at 90 %. Chosen, not measured: the
+  // middle of 1.5 to 4.
   double depth_ratio = 1.3;
   double matrix_spread = 0.05;
   // Factor on the std of attention's and MLP's output matrices. Some initialisations use 1 / sqrt(2

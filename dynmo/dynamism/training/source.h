@@ -108,10 +108,10 @@ class Source {
   // Observes a step after its update, also a skipped one. If later steps need parts of the outcome,
   // store them in the layers' states or in the source.
   [[nodiscard]] virtual Expected<void> after_update(const Boundary&, const Outcome&) { return {}; }
-  // Returns the work of each layer in the step before whose update `boundary` is. It has any
-  // constant unit, and is counted from data that all ranks have. It is 0 for a layer whose work the
-  // source does not change. Empty: it counts nothing. Then the controller need not measure a change
-  // of work, but only the time of a unit (control/profiler.h).
+  // Returns the work of each layer in the step whose update follows `boundary`. It has any constant
+  // unit, and is counted from data that all ranks have. It is 0 for a layer whose work the source
+  // does not change. Empty: it counts nothing. Then the controller need not measure a change of
+  // work, but only the time of a unit (control/profiler.h).
   [[nodiscard]] virtual std::vector<double> work(const Boundary& /*boundary*/,
                                                  const Outcome& /*outcome*/) const {
     return {};
