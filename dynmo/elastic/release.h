@@ -105,7 +105,7 @@ class Releases {
   [[nodiscard]] Open open() const;
   // Forgets the open releases, because another leader has them.
   void forget_open();
-  // Takes over open releases in a new object. All that wait are due.
+  // Takes over open releases. Requires a new object. All waiting releases are due.
   void take_over(Open open);
   // Parks the releases that wait for another call, because the run ends, and returns them. Requires
   // none in progress.

@@ -47,7 +47,7 @@ struct NoNorm {
   };
   [[nodiscard]] at::Tensor start(const LayerState& state, const at::Tensor& n_ND,
                                  Kept& kept) const {
-    // The bits are those of the first slice's n, which was of this type.
+    // Exact, because the first slice's n had this type.
     kept.n_ND = n_ND.to(value(state, kParameters).scalar_type());
     return kept.n_ND;
   }

@@ -128,7 +128,7 @@ class Replayer {
   std::int64_t actions_ = 0;
 };
 
-// Layers of each stage, and a time that their step takes at least.
+// Layers of each stage, and a lower bound of their step time.
 template <typename Bound>
 struct BoundedCut {
   Bound bound{0};

@@ -124,8 +124,8 @@ class CheckedSchedule {
 // 69, 2009.) The ring has 2 (d - 1) rounds for d replicas. In each one every replica passes on a
 // d-th of the bytes, which takes latency + bytes / d / bandwidth.
 //
-// The result is at most 2^62 ns, which simulate() refuses. Requires 1 or more replicas, bytes of 0
-// or more, and a valid link.
+// A longer time is returned as 2^62 ns, which simulate() refuses. Requires 1 or more replicas,
+// bytes of 0 or more, and a valid link.
 [[nodiscard]] Nanoseconds all_reduce_time(Bytes gradients, int replicas, const cost::Link& link);
 
 }  // namespace dynmo::sim

@@ -131,7 +131,7 @@ class C10dGroups final : public elastic::Groups {
 
 // Makes SIGTERM ask this process to leave (asked_to_leave) instead of ending it.
 void leave_on_sigterm();
-// Makes SIGTERM end this process again. Returns whether one was received meanwhile.
+// Makes SIGTERM end this process again. Returns whether a SIGTERM was received before.
 [[nodiscard]] bool end_on_sigterm();
 
 }  // namespace dynmo::train

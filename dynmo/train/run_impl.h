@@ -242,7 +242,7 @@ class Run {
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                             const cost::Cluster& cluster);
-  // Returns the current step, which has a checkpoint now, or none if it could not be written.
+  // Ensures a checkpoint of the current step. Returns the step, or none if that failed.
   Expected<std::optional<std::int64_t>> keep_in_checkpoint(Lane& lane);
   Expected<bool> has_checkpoint(std::int64_t step) const;  // according to the first rank
   Expected<void> after_step_again(Lane& lane);

@@ -71,7 +71,7 @@ enum class Overwrite { kNo, kYes };
 
 // Writes RUN/checkpoints/step-00000000 and RUN/config.toml with the weights and the decoder of a
 // Hugging Face folder. `dynmo generate` works on the result, and a run starts from it with
-// train.init. It has no optimizer state.
+// train.init. The checkpoint has no optimizer state.
 //
 // Returns a line for the user with what is left out of the folder's config, or "". Returns
 // kBadInput like read_weights(), or if `run` has checkpoints already.
