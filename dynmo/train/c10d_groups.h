@@ -69,7 +69,7 @@ class C10dGroups final : public elastic::Groups {
   [[nodiscard]] std::optional<Error> failure() const override;
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> failed_at() const override;
   // Lets the surviving ranks find each other by their control planes (elastic/survivors.h). Returns
-  // kPeerLost if so many missing ranks may live that none can continue. Also returns it if the
+  // kPeerLost if too many missing ranks may live for any rank to continue. Also returns it if the
   // others have continued without this rank.
   [[nodiscard]] Expected<elastic::Survival> survive(const elastic::Loss& loss) override;
   [[nodiscard]] Expected<void> may_change(const elastic::View& next) override;
