@@ -103,7 +103,7 @@ struct Attention {
   // Logarithms for the scores, one for each head and token. The gradient needs nothing else of the
   // T x T probabilities.
   at::Tensor log_sum_exp;
-  // Values that CUDA's operations need back for a dropout that is not used. Undefined elsewhere.
+  // State of the unused dropout, which gradients on CUDA need. Undefined elsewhere.
   std::array<at::Tensor, 2> draws = {};
 };
 [[nodiscard]] Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,

@@ -37,7 +37,7 @@ struct ParameterSpec {
   // weights (pruned.h).
   bool prunable = false;
   // A part of a matrix whose rows are in several layers (head_slice.h). Its initial values are
-  // those of its rows in the whole matrix, as a parameter of an earlier layer.
+  // those that these rows have if the whole matrix is a parameter of an earlier layer.
   struct Piece {
     std::int64_t layers_before = 0;  // from this layer to the earlier one
     std::size_t parameter = 0;       // index in the earlier layer

@@ -223,8 +223,8 @@ class Run {
   }
 
   // Functions of surviving.cpp. Returns whether the run may survive the error. A common decision of
-  // all ranks ends it. So does an error of this rank alone, and a loss before the ranks know each
-  // other.
+  // all ranks ends the run. So does an error of this rank alone, and a loss before the ranks know
+  // each other.
   bool may_survive(const Error& why) const;
   // Continues after each loss that the run survives.
   Expected<void> through_losses(Expected<void> done);
