@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of sections of rows against the formula with a mask written out, in fp64 under
+// Attention of sections of rows against the formula_of_rows with a mask written out, in fp64 under
 // autograd, and against attention of whole sequences, bit for bit.
 #include "dynmo/kernels/ragged_attention.h"
 
@@ -50,7 +50,7 @@ at::Tensor seen_of(const Ragged& ragged) {
   return seen;
 }
 
-at::Tensor formula(const at::Tensor& q_NHK, const at::Tensor& k_MGK, const at::Tensor& v_MGK,
+at::Tensor formula_of_rows(const at::Tensor& q_NHK, const at::Tensor& k_MGK, const at::Tensor& v_MGK,
                    const at::Tensor& seen_NM) {
   const std::int64_t group = q_NHK.size(1) / k_MGK.size(1);
   const auto heads = [&](const at::Tensor& x) {
@@ -106,7 +106,7 @@ TEST(RaggedAttention, IsTheMaskedFormulaAndSoAreItsGradients) {
     std::vector<at::Tensor> gradients;
     for (at::Tensor& leaf : leaves) gradients.push_back(at::zeros_like(leaf));
     if (n > 0 && m > 0) {
-      expected = formula(leaves[0], leaves[1], leaves[2], seen);
+      expected = formula_of_rows(leaves[0], leaves[1], leaves[2], seen);
       expected.backward(slope);
       for (std::size_t leaf = 0; leaf < 3; ++leaf) gradients[leaf] = leaves[leaf].grad();
     }

@@ -215,12 +215,12 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("native_dropout_backward", dropout_backward);
 }
 
-struct Case {
+struct DeviceCase {
   cost::Family family = cost::Family::kLlama;
   cost::Precision precision = cost::Precision::kFp32;
 };
 
-class OnAnotherDevice : public ::testing::TestWithParam<Case> {};
+class OnAnotherDevice : public ::testing::TestWithParam<DeviceCase> {};
 
 TEST_P(OnAnotherDevice, LayersMixNoDevicesAndReadNoValues) {
   const at::Device meta(at::kMeta, 0);
@@ -260,10 +260,10 @@ TEST_P(OnAnotherDevice, LayersMixNoDevicesAndReadNoValues) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, OnAnotherDevice,
-                         ::testing::Values(Case{cost::Family::kLlama, cost::Precision::kFp32},
-                                           Case{cost::Family::kLlama, cost::Precision::kBf16},
-                                           Case{cost::Family::kGpt2, cost::Precision::kFp32},
-                                           Case{cost::Family::kGpt2, cost::Precision::kBf16}),
+                         ::testing::Values(DeviceCase{cost::Family::kLlama, cost::Precision::kFp32},
+                                           DeviceCase{cost::Family::kLlama, cost::Precision::kBf16},
+                                           DeviceCase{cost::Family::kGpt2, cost::Precision::kFp32},
+                                           DeviceCase{cost::Family::kGpt2, cost::Precision::kBf16}),
                          [](const auto& test) {
                            return std::string(name(test.param.family)) +
                                   (test.param.precision == cost::Precision::kFp32 ? "Fp32"

@@ -52,14 +52,14 @@ TEST(Gpt2, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
             "model.dropout is 1, wanted 0 or more and less than 1");
 }
 
-struct Case {
+struct Gpt2Case {
   std::string kind;
   std::size_t layer;
   double dropout = 0;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.kind << " dropout " << c.dropout; }
+void PrintTo(const Gpt2Case& c, std::ostream* out) { *out << c.kind << " dropout " << c.dropout; }
 
-class Gpt2Gradients : public ::testing::TestWithParam<Case> {
+class Gpt2Gradients : public ::testing::TestWithParam<Gpt2Case> {
  protected:
   void SetUp() override {
     config_.dropout = GetParam().dropout;
@@ -125,9 +125,9 @@ TEST_P(Gpt2Gradients, MatchAPlainCompositionOfOperations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpt2, Gpt2Gradients,
-                         ::testing::Values(Case{"embedding", 0}, Case{"embedding", 0, 0.3},
-                                           Case{"attention", 1}, Case{"attention", 1, 0.3},
-                                           Case{"mlp", 2}, Case{"mlp", 2, 0.3}, Case{"head", 5}),
+                         ::testing::Values(Gpt2Case{"embedding", 0}, Gpt2Case{"embedding", 0, 0.3},
+                                           Gpt2Case{"attention", 1}, Gpt2Case{"attention", 1, 0.3},
+                                           Gpt2Case{"mlp", 2}, Gpt2Case{"mlp", 2, 0.3}, Gpt2Case{"head", 5}),
                          [](const auto& test) {
                            return test.param.kind + (test.param.dropout > 0 ? "WithDropout" : "");
                          });

@@ -19,14 +19,14 @@ using testing::plain_mlp;
 using testing::plain_norm;
 using testing::random_tensor;
 
-struct Case {
+struct LlamaCase {
   std::string kind;
   std::size_t layer;
   double dropout = 0;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.kind << " dropout " << c.dropout; }
+void PrintTo(const LlamaCase& c, std::ostream* out) { *out << c.kind << " dropout " << c.dropout; }
 
-class LayerGradients : public ::testing::TestWithParam<Case> {
+class LayerGradients : public ::testing::TestWithParam<LlamaCase> {
  protected:
   void SetUp() override {
     config_ = testing::tiny_config();
@@ -113,9 +113,9 @@ TEST_P(LayerGradients, MatchAPlainCompositionOfOperations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, LayerGradients,
-                         ::testing::Values(Case{"embedding", 0}, Case{"attention", 1},
-                                           Case{"attention", 1, 0.3}, Case{"mlp", 2},
-                                           Case{"mlp", 2, 0.3}, Case{"head", 5}),
+                         ::testing::Values(LlamaCase{"embedding", 0}, LlamaCase{"attention", 1},
+                                           LlamaCase{"attention", 1, 0.3}, LlamaCase{"mlp", 2},
+                                           LlamaCase{"mlp", 2, 0.3}, LlamaCase{"head", 5}),
                          [](const auto& test) {
                            return test.param.kind + (test.param.dropout > 0 ? "WithDropout" : "");
                          });

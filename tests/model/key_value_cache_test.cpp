@@ -40,7 +40,7 @@ struct Reading {
 };
 
 // Longer than a block of attention's rows.
-DecoderConfig config_of(const std::string& name) {
+DecoderConfig config_named(const std::string& name) {
   if (name == "gpt2") {
     Gpt2Config config = testing::tiny_gpt2();
     config.shape.sequence = 150;
@@ -64,7 +64,7 @@ class Cache : public ::testing::TestWithParam<const char*> {};
 
 // The sums of products with one row run in another order than those with many.
 TEST_P(Cache, GivesTheScoresOfTheWholeText) {
-  const DecoderConfig config = config_of(GetParam());
+  const DecoderConfig config = config_named(GetParam());
   const Reading model(make_decoder(config));
   const at::Tensor tokens = random_tokens(2, 150, 19, 4);
   const at::Tensor wanted = model.hidden(tokens, nullptr);
@@ -88,7 +88,7 @@ TEST_P(Cache, GivesTheScoresOfTheWholeText) {
 
 // Other orders round to other neighbours: a few roundoffs of 2^-8.
 TEST_P(Cache, GivesTheHiddenValuesOfTheWholeTextInBf16) {
-  const Reading model(in_precision(make_decoder(config_of(GetParam())), cost::Precision::kBf16));
+  const Reading model(in_precision(make_decoder(config_named(GetParam())), cost::Precision::kBf16));
   const at::Tensor tokens = random_tokens(1, 100, 19, 5);
   const at::Tensor wanted = model.hidden(tokens, nullptr);
   EXPECT_EQ(wanted.scalar_type(), at::kBFloat16);
@@ -101,7 +101,7 @@ TEST_P(Cache, GivesTheHiddenValuesOfTheWholeTextInBf16) {
 }
 
 TEST_P(Cache, ReadsAnewOnceItIsCleared) {
-  const Reading model(make_decoder(config_of(GetParam())));
+  const Reading model(make_decoder(config_named(GetParam())));
   const at::Tensor tokens = random_tokens(1, 40, 19, 6);
   KeyValueCache cache(40);
   static_cast<void>(model.hidden(random_tokens(1, 40, 19, 7), &cache));

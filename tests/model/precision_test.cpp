@@ -44,12 +44,12 @@ double relative_error(const at::Tensor& bf16, const at::Tensor& exact) {
   return ((bf16.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
 }
 
-struct Case {
+struct Bf16Case {
   std::string family;
   std::size_t layer = 0;
   double dropout = 0;
 };
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const Bf16Case& c, std::ostream* out) {
   *out << c.family << " layer " << c.layer << " dropout " << c.dropout;
 }
 
@@ -66,7 +66,7 @@ Model model_of(const std::string& family, const LlamaConfig& config) {
   return make_gpt2(gpt2);
 }
 
-class Bf16Layers : public ::testing::TestWithParam<Case> {};
+class Bf16Layers : public ::testing::TestWithParam<Bf16Case> {};
 
 // Each value passes at most seven roundings on its way through a half block forward (normed input,
 // gate, up, silu, their product, the projection, the sum) and as many again backward. Independent
@@ -119,11 +119,11 @@ TEST_P(Bf16Layers, MatchTheSameLayerInFp64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Bf16Layers,
-                         ::testing::Values(Case{"llama", 0}, Case{"llama", 1},
-                                           Case{"llama", 1, 0.3}, Case{"llama", 2},
-                                           Case{"llama", 2, 0.3}, Case{"llama", 5}, Case{"gpt2", 0},
-                                           Case{"gpt2", 1}, Case{"gpt2", 1, 0.3}, Case{"gpt2", 2},
-                                           Case{"gpt2", 2, 0.3}, Case{"gpt2", 5}));
+                         ::testing::Values(Bf16Case{"llama", 0}, Bf16Case{"llama", 1},
+                                           Bf16Case{"llama", 1, 0.3}, Bf16Case{"llama", 2},
+                                           Bf16Case{"llama", 2, 0.3}, Bf16Case{"llama", 5}, Bf16Case{"gpt2", 0},
+                                           Bf16Case{"gpt2", 1}, Bf16Case{"gpt2", 1, 0.3}, Bf16Case{"gpt2", 2},
+                                           Bf16Case{"gpt2", 2, 0.3}, Bf16Case{"gpt2", 5}));
 
 TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
   const at::Tensor x = random_tensor({5, 4096}, 3, at::kBFloat16);

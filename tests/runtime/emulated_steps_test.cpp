@@ -22,8 +22,8 @@ namespace {
 using schedule::ActionKind;
 using schedule::ScheduleKind;
 
-constexpr int kMicroBatches = 6;
-constexpr int kSteps = 3;
+constexpr int kEmulatedMicroBatches = 6;
+constexpr int kEmulatedSteps = 3;
 
 // Layers of 0.2 to 1.2 ms a pass, in whole nanoseconds.
 cost::ModelCost random_costs(int layers, Rng& rng) {
@@ -50,7 +50,7 @@ Expected<Steps> train(const plan::Plan& plan, const cost::ModelCost& costs) {
   const model::Model layers =
       model::make_emulated({.costs = [&](std::int64_t) { return costs; }}).value();
   PipelineOptions options =
-      pipeline_options(small_model(), {.steps = kSteps, .micro_batches = kMicroBatches});
+      pipeline_options(small_model(), {.steps = kEmulatedSteps, .micro_batches = kEmulatedMicroBatches});
   options.boundary_shape = model::emulated_boundary(costs);
   options.balancing = Balancing::kNever;
   Steps steps;
@@ -60,7 +60,7 @@ Expected<Steps> train(const plan::Plan& plan, const cost::ModelCost& costs) {
         at::set_num_threads(1);
         Pipeline pipeline(transport, layers, options,
                           {plan, initial_states(layers, plan, Rank(transport.rank().value), 1)});
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < kEmulatedSteps; ++step) {
           DYNMO_ASSIGN(StepReport report,
                        pipeline.step([](std::int64_t, MicroBatchId) { return MicroBatch{}; }));
           steps.by_rank[transport.rank().index()].push_back(std::move(report));
@@ -95,13 +95,13 @@ const Span& backward(const std::map<Key, Span>& spans, int stage, int micro_batc
                               : spans.at({ActionKind::kInputGradient, stage, micro_batch});
 }
 
-struct Case {
+struct EmulatedCase {
   ScheduleKind kind;
   std::vector<int> counts;
-  friend void PrintTo(const Case& c, std::ostream* out) { *out << schedule::name(c.kind); }
+  friend void PrintTo(const EmulatedCase& c, std::ostream* out) { *out << schedule::name(c.kind); }
 };
 
-class EmulatedSteps : public ::testing::TestWithParam<Case> {
+class EmulatedSteps : public ::testing::TestWithParam<EmulatedCase> {
  protected:
   [[nodiscard]] plan::Plan plan() const {
     const auto& [kind, counts] = GetParam();
@@ -122,9 +122,9 @@ TEST_P(EmulatedSteps, AreNoShorterThanTheirReplayAndKeepTheOrderOfTheirValues) {
     const cost::ModelCost costs = random_costs(plan.stages.back().layers.end(), rng);
     const auto steps = train(plan, costs);
     ASSERT_TRUE(steps.has_value()) << steps.error().message;
-    const auto replay = plan::evaluate(plan, costs, cost::equal_ranks(3), kMicroBatches);
+    const auto replay = plan::evaluate(plan, costs, cost::equal_ranks(3), kEmulatedMicroBatches);
     ASSERT_TRUE(replay.has_value()) << replay.error().message;
-    for (std::size_t step = 0; step < kSteps; ++step) {
+    for (std::size_t step = 0; step < kEmulatedSteps; ++step) {
       const std::map<Key, Span> spans = spans_of(*steps, step);
       std::int64_t first = INT64_MAX;
       std::int64_t last = 0;
@@ -134,7 +134,7 @@ TEST_P(EmulatedSteps, AreNoShorterThanTheirReplayAndKeepTheOrderOfTheirValues) {
       }
       EXPECT_GE(static_cast<double>(last - first), replay->step_time_s * 1e9 - 1000)
           << "seed " << seed << " step " << step;
-      for (int micro_batch = 0; micro_batch < kMicroBatches; ++micro_batch) {
+      for (int micro_batch = 0; micro_batch < kEmulatedMicroBatches; ++micro_batch) {
         for (int stage = 0; stage + 1 < stages; ++stage) {
           const auto at = [&](int s) { return spans.at({ActionKind::kForward, s, micro_batch}); };
           EXPECT_GE(at(stage + 1).begin_ns, at(stage).end_ns)
@@ -170,11 +170,11 @@ TEST_P(EmulatedSteps, MeasureWhatTheLayersCost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, EmulatedSteps,
-                         ::testing::Values(Case{ScheduleKind::kGpipe, {2, 1, 2}},
-                                           Case{ScheduleKind::k1F1B, {1, 3, 2}},
-                                           Case{ScheduleKind::kInterleaved, {1, 1, 2, 1, 1, 1}},
-                                           Case{ScheduleKind::kZbH1, {2, 1, 1}},
-                                           Case{ScheduleKind::kZbV, {1, 2, 1, 1, 1, 1}}),
+                         ::testing::Values(EmulatedCase{ScheduleKind::kGpipe, {2, 1, 2}},
+                                           EmulatedCase{ScheduleKind::k1F1B, {1, 3, 2}},
+                                           EmulatedCase{ScheduleKind::kInterleaved, {1, 1, 2, 1, 1, 1}},
+                                           EmulatedCase{ScheduleKind::kZbH1, {2, 1, 1}},
+                                           EmulatedCase{ScheduleKind::kZbV, {1, 2, 1, 1, 1, 1}}),
                          [](const auto& test) {
                            std::string name(schedule::name(test.param.kind));
                            std::erase(name, '-');

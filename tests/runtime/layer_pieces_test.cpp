@@ -17,7 +17,7 @@ namespace dynmo::runtime {
 namespace {
 
 // Parameters smaller and larger than a piece; one whose end is at no multiple of an alignment.
-std::shared_ptr<const model::Layer> layer_of() {
+std::shared_ptr<const model::Layer> whole_layer() {
   return model::autograd_layer("some",
                                {{.name = "first", .shape = {300, 100}},
                                 {.name = "odd", .shape = {3}},
@@ -49,7 +49,7 @@ model::LayerState apart(const model::LayerState& state) {
 }
 
 TEST(LayerPieces, AreAsFewAsTheirSizeAllowsAndAlikeAtBothEnds) {
-  const auto layer = layer_of();
+  const auto layer = whole_layer();
   model::LayerState together = filled(*layer);
   model::LayerState scattered = apart(together);
   const std::vector<LayerPiece> one = layer_pieces(together);
@@ -67,7 +67,7 @@ TEST(LayerPieces, AreAsFewAsTheirSizeAllowsAndAlikeAtBothEnds) {
 }
 
 TEST(LayerPieces, CarryAStateWhereverItsTensorsLie) {
-  const auto layer = layer_of();
+  const auto layer = whole_layer();
   model::LayerState source = filled(*layer);
   for (const bool from_apart : {false, true}) {
     for (const bool to_apart : {false, true}) {

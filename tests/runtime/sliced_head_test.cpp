@@ -13,18 +13,18 @@ constexpr std::int64_t kWords = 8 * 128 + 61;
 constexpr int kSlices = 8;
 constexpr int kSliced = kLayers + kSlices - 1;
 
-struct Case {
+struct SlicedCase {
   cost::Family family;
   bool tied;
   cost::Precision precision;
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const SlicedCase& c, std::ostream* out) {
   *out << cost::name(c.family) << (c.tied ? ", tied" : "")
        << (c.precision == cost::Precision::kBf16 ? ", bf16" : "");
 }
 
-class SlicedHead : public ::testing::TestWithParam<Case> {
+class SlicedHead : public ::testing::TestWithParam<SlicedCase> {
  protected:
   [[nodiscard]] static RunOptions options(int steps, int micro_batches, std::int64_t slices) {
     const model::LlamaConfig sizes = small_model();
@@ -154,11 +154,11 @@ TEST_P(SlicedHead, ACarriedNumberThatIsWithheldShows) {
 
 INSTANTIATE_TEST_SUITE_P(
     Of, SlicedHead,
-    ::testing::Values(Case{cost::Family::kLlama, false, cost::Precision::kFp32},
-                      Case{cost::Family::kLlama, true, cost::Precision::kFp32},
-                      Case{cost::Family::kGpt2, true, cost::Precision::kFp32},
-                      Case{cost::Family::kLlama, false, cost::Precision::kBf16},
-                      Case{cost::Family::kGpt2, true, cost::Precision::kBf16}),
+    ::testing::Values(SlicedCase{cost::Family::kLlama, false, cost::Precision::kFp32},
+                      SlicedCase{cost::Family::kLlama, true, cost::Precision::kFp32},
+                      SlicedCase{cost::Family::kGpt2, true, cost::Precision::kFp32},
+                      SlicedCase{cost::Family::kLlama, false, cost::Precision::kBf16},
+                      SlicedCase{cost::Family::kGpt2, true, cost::Precision::kBf16}),
     [](const auto& test) {
       return fmt::format("{}{}{}", cost::name(test.param.family), test.param.tied ? "Tied" : "",
                          test.param.precision == cost::Precision::kBf16 ? "Bf16" : "");

@@ -16,7 +16,7 @@
 namespace dynmo::train {
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kGroupRanks = 3;
 
 // Ranks as threads, each with a control plane and a Gloo group of its own.
 TEST(C10dGroups, WhoIsLostInTheGroupInForceIsNotWaitedForInTheNext) {
@@ -24,18 +24,18 @@ TEST(C10dGroups, WhoIsLostInTheGroupInForceIsNotWaitedForInTheNext) {
   ASSERT_TRUE(listener) << listener.error().message;
   const std::uint16_t port = process::local_port(*listener);
   elastic::View view{.generation = 2};
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < kGroupRanks; ++rank) {
     elastic::Member member = this_member();
     member.number = rank;
     view.members.push_back(member);
   }
-  std::array<std::atomic<bool>, kRanks> waits = {};
-  std::array<std::optional<Error>, kRanks> ended;
+  std::array<std::atomic<bool>, kGroupRanks> waits = {};
+  std::array<std::optional<Error>, kGroupRanks> ended;
   elastic::Place place;
   std::atomic<bool> opened{false};
   const auto run = [&](int rank) {
     const auto self = static_cast<std::size_t>(rank);
-    c10d::GroupOptions options{.rank = WorldRank(rank), .size = kRanks, .port = port};
+    c10d::GroupOptions options{.rank = WorldRank(rank), .size = kGroupRanks, .port = port};
     if (rank == 0) options.store_fd = listener->release();
     auto groups = C10dGroups::join(options, view.members[self], {});
     ASSERT_TRUE(groups) << groups.error().message;
@@ -64,7 +64,7 @@ TEST(C10dGroups, WhoIsLostInTheGroupInForceIsNotWaitedForInTheNext) {
     (*groups)->in_force()->abort(formed.error());
   };
   std::vector<std::jthread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) threads.emplace_back(run, rank);
+  for (int rank = 0; rank < kGroupRanks; ++rank) threads.emplace_back(run, rank);
   threads.clear();
   for (const std::size_t rank : {0U, 1U}) {
     ASSERT_TRUE(ended[rank]);

@@ -24,7 +24,7 @@ using runtime::testing::random_plan;
 using runtime::testing::RunOptions;
 using runtime::testing::small_model;
 
-constexpr int kSteps = 9;
+constexpr int kTrainedSteps = 9;
 constexpr std::uint64_t kSeed = 7;
 
 TensorName names() {
@@ -36,7 +36,7 @@ TensorName names() {
 config::Config config_for(const fs::path& run, bool asynchronous, std::int64_t memory) {
   config::Config config;
   config.run.directory = run.string();
-  config.train.steps = kSteps;
+  config.train.steps = kTrainedSteps;
   config.checkpoint.asynchronous = asynchronous;
   config.checkpoint.memory = Bytes{memory};
   return config;
@@ -69,7 +69,7 @@ Outcome train_small(const Training& training) {
   }
   RunOptions run;
   run.make_sources = training.make_sources;
-  run.steps = kSteps;
+  run.steps = kTrainedSteps;
   run.micro_batches = training.micro_batches;
   const runtime::PipelineOptions options = runtime::testing::pipeline_options(llama, run);
   Outcome outcome;
@@ -97,7 +97,7 @@ Outcome train_small(const Training& training) {
             transport, transport::control_tag(transport::Control::kCheckpoint),
             training.config.run.directory, training.config, checkpoint_writer(training.config),
             names(), Waiting::kNever, training.data);
-        for (auto step = static_cast<int>(pipeline.next_step()); step < kSteps; ++step) {
+        for (auto step = static_cast<int>(pipeline.next_step()); step < kTrainedSteps; ++step) {
           if (training.before && transport.rank() == transport::Member(0)) training.before(step);
           DYNMO_TRY(pipeline.step([&](std::int64_t at, MicroBatchId id) {
             return runtime::testing::batch(llama, kSeed, at, id);
@@ -168,7 +168,7 @@ TEST(Checkpointer, OtherDataThanItWasTrainedOnAreNamed) {
   const TempFolder folder;
   const Training training{.config = config_for(folder.path(), false, 0),
                           .plan = three_ranks(),
-                          .checkpoints = {kSteps},
+                          .checkpoints = {kTrainedSteps},
                           .data = {.tokenizer = "bytes", .digest = "d1"}};
   train_small(training);
   const auto restored = restore(training.config);
@@ -254,7 +254,7 @@ TEST(Checkpointer, AnyPlanLoadsWhatAnyOtherSavedAndGoesOnWithTheSameBits) {
                                            static_cast<std::int64_t>(rng.below(400000))),
                       .plan = from,
                       .micro_batches = kMicroBatches,
-                      .checkpoints = {1 + draw(kSteps - 1)}};
+                      .checkpoints = {1 + draw(kTrainedSteps - 1)}};
     EXPECT_EQ(train_small(training).states, undisturbed.states);
     training.plan = to;
     training.resume = true;

@@ -22,6 +22,8 @@
 
 namespace dynmo::train::testing {
 
+constexpr int kVocabulary = 61;  // of the tokens of these trainings
+
 // An order to a run between two steps.
 struct Order {
   // kCheckpoint is the last one; kCheckpointAndDrain are two at once. kRefusedSignal changes

@@ -15,10 +15,8 @@
 namespace dynmo::train::testing {
 namespace {
 
-constexpr int kVocabulary = 61;
-
 // 10 layers that freeze and are pruned, balanced as they do.
-TrainOptions options_for(const std::filesystem::path& folder, int steps) {
+TrainOptions elastic_options(const std::filesystem::path& folder, int steps) {
   TrainOptions options;
   config::Config& config = options.config;
   const std::string text = fmt::format(
@@ -101,7 +99,7 @@ TEST_P(ElasticThreadsIn, EightTwoEightRanksChangeNoBit) {
   const bool soak = samples != nullptr && draws_all_samples();
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
-  TrainOptions options = options_for(folder.path(), soak ? 2400 : 150);
+  TrainOptions options = elastic_options(folder.path(), soak ? 2400 : 150);
   options.config.model.precision = GetParam();
   const std::uint64_t seed = 11;
   const NextOrder orders = down_and_up(1, 2, 8, 20, seed);
@@ -116,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Precision, ElasticThreadsIn, ::testing::Values("fp32", 
 TEST(ElasticThreads, ReplicasShrinkAndGrowTogether) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
-  TrainOptions options = options_for(folder.path(), 60);
+  TrainOptions options = elastic_options(folder.path(), 60);
   options.config.pipeline.replicas = 2;
   int at = 0;
   const std::vector<Order> orders = {{.kind = Order::Kind::kDrain, .member = 4},
@@ -137,7 +135,7 @@ TEST(ElasticThreads, ReplicasShrinkAndGrowTogether) {
 TEST(ElasticThreads, CheckpointsWithoutAPauseHoldNoChangeUp) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
-  TrainOptions options = options_for(folder.path(), 60);
+  TrainOptions options = elastic_options(folder.path(), 60);
   options.config.checkpoint.every = 1;
   const std::uint64_t seed = 3;
   expect_the_twins({.options = options,
@@ -151,7 +149,7 @@ TEST(ElasticThreads, CheckpointsWithoutAPauseHoldNoChangeUp) {
 TEST(ElasticThreads, EveryRankMayLead) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
-  const TrainOptions options = options_for(folder.path(), 150);
+  const TrainOptions options = elastic_options(folder.path(), 150);
   int at = 0;
   const auto next = [&](const std::vector<int>& members) -> std::optional<Order> {
     if (members.front() >= 6) return std::nullopt;
@@ -166,17 +164,17 @@ TEST(ElasticThreads, EveryRankMayLead) {
 // The answer comes from the rank that was asked, though the disk is done only when the run is, or
 // the same boundary has another rank lead.
 TEST(ElasticThreads, WhoAsksForACheckpointHearsOfIt) {
-  constexpr int kSteps = 20;
+  constexpr int kFewSteps = 20;
   for (const bool last : {true, false}) {
     const TempFolder folder;
     write_tokens(folder.path() / "tokens", kVocabulary);
-    TrainOptions options = options_for(folder.path(), kSteps);
+    TrainOptions options = elastic_options(folder.path(), kFewSteps);
     options.config.checkpoint.every = 0;
     options.config.checkpoint.asynchronous = last;
     const Order order = last ? Order{.kind = Order::Kind::kCheckpoint}
                              : Order{.kind = Order::Kind::kCheckpointAndDrain, .member = 0};
     // An order given in the boundary behind a step is taken in the next one; the last has none.
-    const int gap = last ? kSteps - 2 : 3;
+    const int gap = last ? kFewSteps - 2 : 3;
     ElasticRun run({.options = options,
                     .ranks = 3,
                     .min_gap = gap,
@@ -188,14 +186,14 @@ TEST(ElasticThreads, WhoAsksForACheckpointHearsOfIt) {
                       << run.story();
     const auto newest = checkpoint::newest_verified(folder.path() / "run" / "checkpoints", nullptr);
     ASSERT_TRUE(newest) << newest.error().message;
-    EXPECT_EQ(newest->manifest.step, last ? kSteps - 1 : 4);
+    EXPECT_EQ(newest->manifest.step, last ? kFewSteps - 1 : 4);
   }
 }
 
 TEST(ElasticThreads, ANewcomerThatFailsAtAnyMessageChangesNothing) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
-  const TrainOptions options = options_for(folder.path(), 150);
+  const TrainOptions options = elastic_options(folder.path(), 150);
   int message = -4;
   const auto next = [&](const std::vector<int>& members) -> std::optional<Order> {
     if (members.size() == 4) return std::nullopt;  // it has joined before it was to fail
@@ -210,7 +208,7 @@ TEST(ElasticThreads, ARefusedSignalIsTriedAgainAfterAJoin) {
   for (const int replicas : {1, 2}) {
     const TempFolder folder;
     write_tokens(folder.path() / "tokens", kVocabulary);
-    TrainOptions options = options_for(folder.path(), 40);
+    TrainOptions options = elastic_options(folder.path(), 40);
     options.config.pipeline.replicas = replicas;
     options.config.elastic.ranks_min = 2;
     const std::vector<Order> orders = {{.kind = Order::Kind::kRefusedSignal, .member = 1},
@@ -228,7 +226,7 @@ TEST(ElasticThreads, ARefusedSignalIsTriedAgainAfterAJoin) {
 TEST(ElasticThreads, RanksThatJoinAfterThePackAskedForDoNotPackAgain) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
-  TrainOptions options = options_for(folder.path(), 60);
+  TrainOptions options = elastic_options(folder.path(), 60);
   options.config.elastic.pack_ranks = 2;
   const std::vector<Order> orders = {{.kind = Order::Kind::kAwait, .ranks = 2},
                                      {.kind = Order::Kind::kJoin, .ranks = 1},
@@ -244,7 +242,7 @@ TEST(ElasticThreads, RanksThatJoinAfterThePackAskedForDoNotPackAgain) {
 TEST(ElasticThreads, AHundredGroupsLeaveNothingOpen) {
   const TempFolder folder;
   write_tokens(folder.path() / "tokens", kVocabulary);
-  TrainOptions options = options_for(folder.path(), 420);
+  TrainOptions options = elastic_options(folder.path(), 420);
   const std::vector<std::string> settings = {"checkpoint.every=0", "freezing.enabled=false",
                                              "pruning.enabled=false"};
   ASSERT_TRUE(apply_settings(options.config, settings));

@@ -24,7 +24,6 @@
 namespace dynmo::train::testing {
 namespace {
 
-constexpr int kVocabulary = 61;
 constexpr int kRanks = 4;
 constexpr int kStepsBetween = 3;
 

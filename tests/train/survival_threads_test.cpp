@@ -31,7 +31,6 @@
 namespace dynmo::train::testing {
 namespace {
 
-constexpr int kVocabulary = 61;
 constexpr std::size_t kDrawn = 70;      // cells of a scenario, in `make test`
 constexpr std::size_t kDrawnInCi = 25;  // by the commit
 constexpr int kSteps = 12;

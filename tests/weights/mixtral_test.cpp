@@ -393,7 +393,7 @@ TEST_F(Mixtral, ARunOfOtherExpertsMayNotStartFromItsWeights) {
       << refused.error().message;
 }
 
-std::string refusal(const std::string& key, const Json& value) {
+std::string mixtral_refusal(const std::string& key, const Json& value) {
   Json json = kConfig;
   json[key] = value;
   const auto result = parse_hugging_face(json, "config.json");
@@ -401,28 +401,28 @@ std::string refusal(const std::string& key, const Json& value) {
 }
 
 TEST(MixtralConfig, WhatChangesTheArithmeticIsRefusedByKeyAndValue) {
-  EXPECT_EQ(refusal("sliding_window", nullptr), "");
-  EXPECT_EQ(refusal("sliding_window", 4096),
+  EXPECT_EQ(mixtral_refusal("sliding_window", nullptr), "");
+  EXPECT_EQ(mixtral_refusal("sliding_window", 4096),
             "config.json: /sliding_window is 4096, implemented is null: attention to all tokens "
             "before");
-  EXPECT_EQ(refusal("router_jitter_noise", 0), "");
-  EXPECT_EQ(refusal("router_jitter_noise", 0.01),
+  EXPECT_EQ(mixtral_refusal("router_jitter_noise", 0), "");
+  EXPECT_EQ(mixtral_refusal("router_jitter_noise", 0.01),
             "config.json: /router_jitter_noise is 0.01, implemented is 0.0");
-  EXPECT_EQ(refusal("hidden_act", "gelu"),
+  EXPECT_EQ(mixtral_refusal("hidden_act", "gelu"),
             "config.json: /hidden_act is \"gelu\", implemented is \"silu\"");
-  EXPECT_EQ(refusal("head_dim", 16),
+  EXPECT_EQ(mixtral_refusal("head_dim", 16),
             "config.json: /head_dim is 16, implemented is hidden size / heads = 8 / 2");
-  EXPECT_EQ(refusal("num_experts_per_tok", 5),
+  EXPECT_EQ(mixtral_refusal("num_experts_per_tok", 5),
             "config.json: /num_experts_per_tok is 5, wanted at most the 4 experts");
-  EXPECT_EQ(refusal("num_experts_per_tok", 1),
+  EXPECT_EQ(mixtral_refusal("num_experts_per_tok", 1),
             "config.json: /num_experts_per_tok is 1, implemented are 2 or more: the gate of one "
             "expert would be 1 whatever the router says");
-  EXPECT_EQ(refusal("num_local_experts", 1 << 20),
+  EXPECT_EQ(mixtral_refusal("num_local_experts", 1 << 20),
             "config.json: /num_local_experts is 1048576, implemented are at most 4096 in 2 "
             "blocks");
-  EXPECT_EQ(refusal("num_local_experts", 0),
+  EXPECT_EQ(mixtral_refusal("num_local_experts", 0),
             "config.json: /num_local_experts is 0, wanted 1 to 1073741824");
-  EXPECT_EQ(refusal("quantization_config", {{"bits", 4}}),
+  EXPECT_EQ(mixtral_refusal("quantization_config", {{"bits", 4}}),
             "config.json: /quantization_config is given, which is not implemented");
 }
 

@@ -99,7 +99,7 @@ struct SlicesRun {
   std::map<std::string, at::Tensor> gradients;
 };
 
-SlicesRun run(SlicedModel& model, const LayerContext& context) {
+SlicesRun run_slices(SlicedModel& model, const LayerContext& context) {
   SlicesRun result;
   std::vector<std::unique_ptr<Stash>> stashes(model.layers.size());
   Hidden hidden;
@@ -152,13 +152,13 @@ TEST_P(ExitSlices, AreTheWholeExitForwardAndBack) {
   context.sequences = 3;
   context.sequence_length = config.shape.sequence;
   context.loss_weight = 0.25;
-  const SlicesRun expected = run(whole, context);
+  const SlicesRun expected = run_slices(whole, context);
   for (const std::int64_t slices : {2, 3, 7}) {
     SlicedModel sliced(config, c, slices);
     sliced.take(whole);
     sliced.set_threshold(c.threshold);
     ASSERT_EQ(std::ssize(sliced.layers), 8 + 3 * (slices - 1));
-    const SlicesRun found = run(sliced, context);
+    const SlicesRun found = run_slices(sliced, context);
     EXPECT_NEAR(found.loss, expected.loss, 1e-12) << slices;
     EXPECT_TRUE(at::equal(found.rows, expected.rows)) << slices;
     ASSERT_EQ(found.exits.size(), expected.exits.size());
@@ -206,7 +206,7 @@ TEST(ExitSlice, LetsSomeRowsGo) {
   LayerContext context = testing::random_context(config.shape, 3, 9);
   context.sequences = 3;
   context.sequence_length = config.shape.sequence;
-  const SlicesRun result = run(sliced, context);
+  const SlicesRun result = run_slices(sliced, context);
   const auto left = result.rows.sum().item<std::int64_t>();
   EXPECT_GT(left, 0);
   EXPECT_LT(left, context.tokens_BT.numel());

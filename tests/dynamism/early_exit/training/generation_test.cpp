@@ -22,7 +22,7 @@ constexpr std::int64_t kVocabulary = 61;
 
 enum class Blocks { kLlama, kGpt2, kExperts };
 
-TrainedModel with_exits(Blocks blocks, float threshold) {
+TrainedModel trained_with_exits(Blocks blocks, float threshold) {
   TrainedModel trained;
   if (blocks == Blocks::kGpt2) {
     model::Gpt2Config config = model::testing::tiny_gpt2();
@@ -98,7 +98,7 @@ TEST(ExitGeneration, IsGreedyByAWholeForwardOnAHundredPrompts) {
   at::set_num_threads(1);
   for (const Blocks blocks : {Blocks::kLlama, Blocks::kGpt2, Blocks::kExperts}) {
     const auto kind = static_cast<int>(blocks);
-    const TrainedModel trained = with_exits(blocks, 0.3F);
+    const TrainedModel trained = trained_with_exits(blocks, 0.3F);
     std::vector<int> left(trained.layers.size(), 0);
     for (std::uint64_t seed = 0; seed < 100; ++seed) {
       Rng rng(mix_key({0x47454e, seed}));
@@ -127,7 +127,7 @@ TEST(ExitGeneration, ScoresOfATokenDoNotDependOnWhatFollows) {
   at::set_num_threads(1);
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const TrainedModel trained =
-        with_exits(seed % 2 == 0 ? Blocks::kLlama : Blocks::kExperts, 0.3F);
+        trained_with_exits(seed % 2 == 0 ? Blocks::kLlama : Blocks::kExperts, 0.3F);
     std::vector<std::int64_t> text;
     Rng rng(mix_key({0x505245, seed}));
     for (int i = 0; i < 24; ++i) text.push_back(static_cast<std::int64_t>(rng.below(kVocabulary)));
@@ -143,7 +143,7 @@ TEST(ExitGeneration, ScoresOfATokenDoNotDependOnWhatFollows) {
 }
 
 TEST(ExitGeneration, IsNotExported) {
-  const auto refused = export_hugging_face(with_exits(Blocks::kLlama, 0.3F), "nowhere");
+  const auto refused = export_hugging_face(trained_with_exits(Blocks::kLlama, 0.3F), "nowhere");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);
   EXPECT_NE(refused.error().message.find("early_exit.enabled"), std::string::npos);
