@@ -83,6 +83,7 @@ Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory:
   using Records = observe::RecordWriterOptions;
   DYNMO_TRY(log.open_records(first_step > 0 ? Records::Start::kAppend : Records::Start::kEmpty));
   if (rank != WorldRank(0)) return log;
+  log.settings_.leads = true;
   log.whole_ = first_step == 0;
   using Events = observe::EventLog;
   DYNMO_ASSIGN(log.events_,
@@ -110,9 +111,14 @@ Expected<void> RunLog::open_records(observe::RecordWriterOptions::Start start) {
 }
 
 Expected<void> RunLog::lead() {
+  settings_.leads = true;
   history_ = observe::RunHistory(history_.run());
   whole_ = false;
   if (files_.metrics) files_.metrics->lead();
+  return take_over_events();
+}
+
+Expected<void> RunLog::take_over_events() {
   const auto written = observe::read_events(folder_.events(), observe::EventsOf::kTakeOver);
   std::set<std::string> known;
   if (written) {
@@ -193,7 +199,7 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
   const Bytes sent = group.transport().sent_bytes();
   record.sent_bytes = sent - recorded_.sent;
   recorded_.sent = sent;
-  if (events_) history_.set_sources(record.sources);
+  if (settings_.leads) history_.set_sources(record.sources);
   if (const Checkpointer* checkpoints = group.checkpoints()) {
     const double pause_s = checkpoints->totals().pause_s;
     record.checkpoint_s = pause_s - recorded_.pause_s;
@@ -208,10 +214,13 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
 std::vector<std::string> RunLog::add(const runtime::StepReport& report, const GroupRun& group,
                                      std::int64_t begin_ns) {
   const runtime::Pipeline& pipeline = group.pipeline();
-  noted_.clear();  // the leader has written these before it began this step
+  // (A leader without the folder of the run looks for it before each step.)
+  if (settings_.leads && !events_) static_cast<void>(take_over_events());
+  // The leader has written these before it began this step.
+  if (!settings_.leads || events_) noted_.clear();
   write_record(report, group);
   write_events(report, pipeline);
-  if (events_) add_to_history(report, pipeline);
+  if (settings_.leads) add_to_history(report, pipeline);
   const std::string load_fault = write_load(report, pipeline);
   if (settings_.trace_steps > 0) {
     traces_.push_back(step_trace(report, begin_ns));

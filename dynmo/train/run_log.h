@@ -48,7 +48,8 @@ class RunLog {
 
   // Makes this rank the leader. It continues the events of the earlier leader, and adds known
   // events that are missing there. The history has the losses then. It has the rest after
-  // settle_history() has read the folder.
+  // settle_history() has read the folder. After an error the events are kept, and the file is tried
+  // again at each step.
   [[nodiscard]] Expected<void> lead();
 
   // Records the start of the run, for its load trace.
@@ -105,6 +106,7 @@ class RunLog {
   };
   RunLog(const config::Config& config, observe::RunHistory::Run run, observe::RunFolder folder,
          WorldRank rank, Keeps keeps);
+  [[nodiscard]] Expected<void> take_over_events();
   [[nodiscard]] Expected<void> open_records(observe::RecordWriterOptions::Start start);
   void write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   void write_record(const runtime::StepReport& report, const GroupRun& group);
@@ -116,7 +118,8 @@ class RunLog {
 
   struct Settings {
     bool emulated = false;
-    WorldRank rank;  // in the records
+    bool leads = false;  // keeps the history, and writes the events
+    WorldRank rank;      // in the records
     Keeps keeps = Keeps::kNumbers;
     std::int64_t tokens_per_step = 0;
     std::int64_t trace_steps = 0;
@@ -133,14 +136,14 @@ class RunLog {
   };
   StepFiles files_;
   bool whole_ = false;        // the history has every step and event
-  std::vector<Noted> noted_;  // on other ranks than the leader, since the newest step
+  std::vector<Noted> noted_;  // without `events_`: since the newest step, on the leader all
   std::optional<observe::RunHistory::Validation> validation_;  // the newest
   bool closed_ = false;
   std::deque<StepTrace> traces_;
   control::SlowRankDetector slow_;
   MoveLog moves_;
   std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none
-  std::optional<observe::EventLog> events_;               // the leader's
+  std::optional<observe::EventLog> events_;  // the leader's; nullopt: it cannot be written
   // Values that are in the files so far.
   struct Recorded {
     int frozen_layers = 0;              // in the newest event of the sources
