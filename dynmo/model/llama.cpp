@@ -2,6 +2,7 @@
 #include "dynmo/model/llama.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "dynmo/core/check.h"
 #include "dynmo/model/family_impl.h"

@@ -2,6 +2,7 @@
 #include "dynmo/model/pruned.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cstddef>
 #include <map>

@@ -3,6 +3,7 @@
 // autograd, and against attention of whole sequences, bit for bit.
 #include "dynmo/kernels/ragged_attention.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -50,8 +51,8 @@ at::Tensor seen_of(const Ragged& ragged) {
   return seen;
 }
 
-at::Tensor formula_of_rows(const at::Tensor& q_NHK, const at::Tensor& k_MGK, const at::Tensor& v_MGK,
-                   const at::Tensor& seen_NM) {
+at::Tensor formula_of_rows(const at::Tensor& q_NHK, const at::Tensor& k_MGK,
+                           const at::Tensor& v_MGK, const at::Tensor& seen_NM) {
   const std::int64_t group = q_NHK.size(1) / k_MGK.size(1);
   const auto heads = [&](const at::Tensor& x) {
     return x.repeat_interleave(group, 1).transpose(0, 1);

@@ -127,7 +127,8 @@ TEST_P(Gpt2Gradients, MatchAPlainCompositionOfOperations) {
 INSTANTIATE_TEST_SUITE_P(Gpt2, Gpt2Gradients,
                          ::testing::Values(Gpt2Case{"embedding", 0}, Gpt2Case{"embedding", 0, 0.3},
                                            Gpt2Case{"attention", 1}, Gpt2Case{"attention", 1, 0.3},
-                                           Gpt2Case{"mlp", 2}, Gpt2Case{"mlp", 2, 0.3}, Gpt2Case{"head", 5}),
+                                           Gpt2Case{"mlp", 2}, Gpt2Case{"mlp", 2, 0.3},
+                                           Gpt2Case{"head", 5}),
                          [](const auto& test) {
                            return test.param.kind + (test.param.dropout > 0 ? "WithDropout" : "");
                          });

@@ -121,8 +121,9 @@ TEST_P(Bf16Layers, MatchTheSameLayerInFp64) {
 INSTANTIATE_TEST_SUITE_P(Families, Bf16Layers,
                          ::testing::Values(Bf16Case{"llama", 0}, Bf16Case{"llama", 1},
                                            Bf16Case{"llama", 1, 0.3}, Bf16Case{"llama", 2},
-                                           Bf16Case{"llama", 2, 0.3}, Bf16Case{"llama", 5}, Bf16Case{"gpt2", 0},
-                                           Bf16Case{"gpt2", 1}, Bf16Case{"gpt2", 1, 0.3}, Bf16Case{"gpt2", 2},
+                                           Bf16Case{"llama", 2, 0.3}, Bf16Case{"llama", 5},
+                                           Bf16Case{"gpt2", 0}, Bf16Case{"gpt2", 1},
+                                           Bf16Case{"gpt2", 1, 0.3}, Bf16Case{"gpt2", 2},
                                            Bf16Case{"gpt2", 2, 0.3}, Bf16Case{"gpt2", 5}));
 
 TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {

@@ -49,8 +49,8 @@ struct Steps {
 Expected<Steps> train(const plan::Plan& plan, const cost::ModelCost& costs) {
   const model::Model layers =
       model::make_emulated({.costs = [&](std::int64_t) { return costs; }}).value();
-  PipelineOptions options =
-      pipeline_options(small_model(), {.steps = kEmulatedSteps, .micro_batches = kEmulatedMicroBatches});
+  PipelineOptions options = pipeline_options(
+      small_model(), {.steps = kEmulatedSteps, .micro_batches = kEmulatedMicroBatches});
   options.boundary_shape = model::emulated_boundary(costs);
   options.balancing = Balancing::kNever;
   Steps steps;
@@ -172,7 +172,8 @@ TEST_P(EmulatedSteps, MeasureWhatTheLayersCost) {
 INSTANTIATE_TEST_SUITE_P(Schedules, EmulatedSteps,
                          ::testing::Values(EmulatedCase{ScheduleKind::kGpipe, {2, 1, 2}},
                                            EmulatedCase{ScheduleKind::k1F1B, {1, 3, 2}},
-                                           EmulatedCase{ScheduleKind::kInterleaved, {1, 1, 2, 1, 1, 1}},
+                                           EmulatedCase{ScheduleKind::kInterleaved,
+                                                        {1, 1, 2, 1, 1, 1}},
                                            EmulatedCase{ScheduleKind::kZbH1, {2, 1, 1}},
                                            EmulatedCase{ScheduleKind::kZbV, {1, 2, 1, 1, 1, 1}}),
                          [](const auto& test) {

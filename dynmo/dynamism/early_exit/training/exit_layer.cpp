@@ -2,6 +2,7 @@
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <array>

@@ -2,6 +2,7 @@
 #include "dynmo/dynamism/freezing/training/reference.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cstddef>

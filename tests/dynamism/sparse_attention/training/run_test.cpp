@@ -2,6 +2,7 @@
 // Sparse attention: what its patterns choose, that layers do on it what the formula with a mask
 // does, and what a run says of it.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
