@@ -180,7 +180,8 @@ struct Config {
 // size, optimizer, train.seed/steps, and tables of the enabled sources.
 //
 // The number of ranks, cuts and balancing are not included. Settings that change only the last bits
-// are not, either. These are the CPU or a device, and the grouping of a step's micro-batches in replicas.
+// are not, either. These are the CPU or a device, and the grouping of a step's micro-batches in
+// replicas.
 [[nodiscard]] std::string identity(const Config& config);
 // Returns the first difference between the identities of a run's config and its checkpoint, or "".
 // An example is "train.seed is 4, the run's is 3".

@@ -74,7 +74,7 @@ struct StepOutput {
   std::map<LayerId, std::vector<cost::LayerTime>> layer_times;  // by micro-batch
   // The number of rows behind each layer here with room for rows, by micro-batch. kTraining only.
   std::map<LayerId, std::vector<std::int64_t>> rows;
-  std::map<LayerId, Bytes> stash_bytes;        // largest of a micro-batch, if known
+  std::map<LayerId, Bytes> stash_bytes;  // largest of a micro-batch, if known
   // The squared norms of the layers' gradients, if a device has computed them with the step.
   std::map<LayerId, double> squared_norms;
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
