@@ -99,7 +99,7 @@ class Interpreter {
   void queue_losses() {
     if (input_.staging.device.is_cpu()) return;
     for (auto& [layer, losses] : losses_) {
-      losses = input_.staging.to_host_later(at::stack(losses)).unbind();
+      losses = input_.staging.to_host_later(at::stack(losses).detach()).unbind();
     }
   }
 
