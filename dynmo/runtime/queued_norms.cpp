@@ -3,16 +3,12 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-#include <span>
-
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/runtime/ties.h"
 
 namespace dynmo::runtime {
 
-QueuedNorms::QueuedNorms(const std::vector<model::Tie>& ties,
-                         const std::map<LayerId, model::LayerState>& states,
+QueuedNorms::QueuedNorms(const std::vector<model::Tie>& ties, const model::LayerStates& states,
                          const Staging& staging) {
   std::vector<at::Tensor> norms;
   for (const auto& [id, state] : states) {

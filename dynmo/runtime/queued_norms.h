@@ -22,8 +22,8 @@ class QueuedNorms {
  public:
   // Queues the norms of the layers that train, without the parameters that are second in a tie, and
   // their copy to host memory. Does not wait. The staging has a device.
-  QueuedNorms(const std::vector<model::Tie>& ties,
-              const std::map<LayerId, model::LayerState>& states, const Staging& staging);
+  QueuedNorms(const std::vector<model::Tie>& ties, const model::LayerStates& states,
+              const Staging& staging);
 
   // Returns the sum of squares of each layer, as squared_norm() in ties.h does. The host must have
   // waited for the device since.

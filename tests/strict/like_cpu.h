@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-#include "dynmo/cost/transformer.h"
+#include "dynmo/cost/family.h"
 
 namespace dynmo::testing {
 
