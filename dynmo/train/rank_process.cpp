@@ -88,6 +88,7 @@ Expected<void> run_rank(const RankProcess& process) {
   if (on_device(train_options.config)) {
     kind = c10d::device_kind(train_options.config.run.device);
     DYNMO_ASSIGN(device, kind->open(environment->local_rank));
+    DYNMO_CHECK(device.type() == kind->type, "a device of '{}', got {}", kind->name, device.str());
   }
   at::set_num_threads(1);
   check_context().rank = environment->rank.value;
