@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dynmo/config/learning_rate.h"
+#include "dynmo/core/device_names.h"
 #include "dynmo/core/digest.h"
 #include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
@@ -25,11 +26,20 @@ Range steps_or_0(const char* meaning_of_0) {
   return between(0, kLarge, fmt::format("(0: {})", meaning_of_0));
 }
 
-// Keys of what emulated layers do not have.
-const ActsIf& computes() {
-  static const ActsIf kCondition = when("run.device", Names{"cpu", "cuda"});
-  return kCondition;
+// Returns the values of run.device with which layers compute.
+Names computing() {
+  Names names = device_names();
+  names.insert(names.begin(), "cpu");
+  return names;
 }
+Names devices() {
+  Names names = computing();
+  names.emplace_back("emulated");
+  return names;
+}
+
+// Keys of what emulated layers do not have.
+ActsIf computes() { return when("run.device", computing()); }
 const ActsIf& validates() {
   static const ActsIf kCondition =
       when("train.validation_every", at_least(1), "train.validation_every of 1 or more");
@@ -205,7 +215,7 @@ std::vector<TomlKey> run_keys(Config& c) {
       {"emulated.memory_scale", &c.emulated.memory_scale, above_to(0, 1), {sleeps}},
       {"emulated.time_scale", &c.emulated.time_scale, between(0.01, 1000), {sleeps}},
       {"run.directory", &c.run.directory},
-      {"run.device", &c.run.device, Names{"cpu", "cuda", "emulated"}},
+      {"run.device", &c.run.device, devices()},
       {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},
       {"run.load_trace", &c.run.load_trace, steps_or_0("none")},
       {"run.tensorboard", &c.run.tensorboard},
@@ -266,8 +276,9 @@ Expected<void> check_emulation(const Config& c) {
 
 Expected<void> check_elasticity(const Config& c) {
   const Config::Elastic& e = c.elastic;
-  DYNMO_TRY(require(!e.enabled || c.run.device != "cuda", "elastic.enabled", "true",
-                    "false with run.device = cuda: groups of devices do not change yet"));
+  DYNMO_TRY(require(!e.enabled || !on_device(c), "elastic.enabled", "true",
+                    fmt::format("false with run.device = {}: groups of devices do not change yet",
+                                c.run.device)));
   DYNMO_TRY(require(!e.listen.empty(), "elastic.listen", "''",
                     "auto, loopback or an address of this host"));
   return require(e.pack_ranks == 0 || e.pack_ranks >= e.ranks_min, "elastic.pack_ranks",
@@ -315,7 +326,7 @@ std::string own_meeting_address(const Config& config) {
 }
 
 bool emulates(const Config& config) { return config.run.device == "emulated"; }
-bool uses_cuda(const Config& config) { return config.run.device == "cuda"; }
+bool on_device(const Config& config) { return is_device_name(config.run.device); }
 
 Expected<void> validate(const Config& config) {
   Config given = config;
@@ -408,7 +419,7 @@ std::vector<std::pair<std::string, std::string>> deciding_values(const Config& c
   copy.batch.micro_batches = step_micro_batches(config);
   copy.batch.accumulation = 1;
   copy.model.shape.head_slices = 1;  // another number continues with other last bits
-  if (uses_cuda(copy)) copy.run.device = "cpu";
+  if (on_device(copy)) copy.run.device = "cpu";
   std::vector<std::pair<std::string, std::string>> values;
   for (const TomlKey& key : keys_of(copy)) {
     const std::string table = key.name.substr(0, key.name.find('.'));

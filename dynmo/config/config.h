@@ -131,7 +131,7 @@ struct Config {
   } elastic;
   struct Run {
     std::string directory = "runs/default";
-    std::string device = "cpu";    // or "cuda", or "emulated"
+    std::string device = "cpu";    // or "emulated", or of device_names()
     std::int64_t trace_steps = 4;  // last steps in the trace
     std::int64_t load_trace = 10;  // steps between two lines of the load trace; 0: none
     bool tensorboard = false;      // event files in RUN/tensorboard
@@ -159,8 +159,8 @@ struct Config {
 [[nodiscard]] std::string own_meeting_address(const Config& config);
 // Returns whether the layers are emulated. Any output says so.
 [[nodiscard]] bool emulates(const Config& config);
-// Returns whether ranks compute on CUDA devices (c10d/cuda.h).
-[[nodiscard]] bool uses_cuda(const Config& config);
+// Returns whether ranks compute on devices with memory of their own (c10d/device_kinds.h).
+[[nodiscard]] bool on_device(const Config& config);
 // Returns the resolved form, which apply_file() reads back to the same value. Keys without effect
 // have their defaults there.
 [[nodiscard]] std::string to_toml(const Config& config);
@@ -180,7 +180,8 @@ struct Config {
 // size, optimizer, train.seed/steps, and tables of the enabled sources.
 //
 // The number of ranks, cuts and balancing are not included. Settings that change only the last bits
-// are not, either. These are cpu or cuda, and the grouping of a step's micro-batches in replicas.
+// are not, either. These are the CPU or a device, and the grouping of a step's micro-batches in
+// replicas.
 [[nodiscard]] std::string identity(const Config& config);
 // Returns the first difference between the identities of a run's config and its checkpoint, or "".
 // An example is "train.seed is 4, the run's is 3".

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "dynmo/core/check.h"
+#include "dynmo/core/device_names.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -37,8 +38,12 @@ constexpr std::array<RefusedSetting, 12> kRefusedSettings = {{
      "tied embeddings are two equal copies, of which it would stop one"},
 }};
 
+// A line for one kind of device is one for all.
 bool is(const TrainingSetting& setting, const RefusedSetting& refused) {
-  if (refused.key == "run.device") return setting.device == refused.value;
+  if (refused.key == "run.device") {
+    return is_device_name(refused.value) ? is_device_name(setting.device)
+                                         : setting.device == refused.value;
+  }
   if (refused.key == "model.family") return setting.family == refused.value;
   if (refused.key == "model.head_slices") return setting.head_slices > 1;
   DYNMO_CHECK(refused.key == "model.tied_embeddings", "a key that is looked at, got {}",
@@ -67,7 +72,8 @@ Expected<void> check_combination(std::span<const std::string_view> tables,
     return make_error(ErrorCode::kBadInput,
                       "{0}.enabled is true with {1} = {2}: {3}; set {0}.enabled = false or {1} "
                       "to something else",
-                      refused.source, refused.key, refused.value, refused.reason);
+                      refused.source, refused.key,
+                      refused.key == "run.device" ? setting.device : refused.value, refused.reason);
   }
   return {};
 }

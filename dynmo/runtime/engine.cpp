@@ -57,6 +57,8 @@ class Interpreter {
       output_.actions.push_back({action, {}, {}});
     }
     DYNMO_TRY(messages_.finish());
+    queue_losses();
+    if (input_.before_wait) input_.before_wait();
     clock_.finish();
     output_.seconds = to_seconds(host_time());
     read_device();
@@ -91,6 +93,14 @@ class Interpreter {
     model::Hidden value = take(values_, {action.stage, action.micro_batch});
     if (emulated_.has_worked()) emulated_.stamp(value.x);
     messages_.send(action, std::move(value));
+  }
+
+  // Queues the copies of the losses, which the host reads when it has waited for all.
+  void queue_losses() {
+    if (input_.staging.device.is_cpu()) return;
+    for (auto& [layer, losses] : losses_) {
+      losses = input_.staging.to_host_later(at::stack(losses).detach()).unbind();
+    }
   }
 
   // Reads the device's measurements and results once it is done: read once, so that nothing waits
@@ -168,9 +178,12 @@ class Interpreter {
     if (input_.gradient_ready && id.value + 1 == micro_batches()) input_.gradient_ready(layer);
   }
 
-  // (Undefined in emulated runs.) Not waited for: the driver keeps a copy of pageable memory.
+  // (Undefined in emulated runs.) Copies from pinned memory, for which the host need not wait.
   at::Tensor on_device(const at::Tensor& tensor) const {
-    return tensor.defined() ? tensor.to(input_.staging.device, /*non_blocking=*/true) : tensor;
+    const Staging& staging = input_.staging;
+    if (!tensor.defined() || staging.device.is_cpu()) return tensor;
+    return staging.to_device(
+        staging.host_buffer(tensor.sizes(), tensor.scalar_type()).copy_(tensor));
   }
 
   bool needs_targets(StageId id) const {

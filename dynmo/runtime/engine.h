@@ -62,6 +62,8 @@ struct StepInput {
   std::function<void(LayerId)> gradient_ready = {};
   // Called before each action that computes.
   std::function<void()> before_action = {};
+  // Called when all actions were given to the device, before the host waits for it.
+  std::function<void()> before_wait = {};
 };
 
 struct StepOutput {
@@ -72,7 +74,9 @@ struct StepOutput {
   std::map<LayerId, std::vector<cost::LayerTime>> layer_times;  // by micro-batch
   // The number of rows behind each layer here with room for rows, by micro-batch. kTraining only.
   std::map<LayerId, std::vector<std::int64_t>> rows;
-  std::map<LayerId, Bytes> stash_bytes;        // largest of a micro-batch, if known
+  std::map<LayerId, Bytes> stash_bytes;  // largest of a micro-batch, if known
+  // The squared norms of the layers' gradients, if a device has computed them with the step.
+  std::map<LayerId, double> squared_norms;
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
   // Sends and receives, from posting until this rank saw their end. It sees a receive when it needs
   // the message, and a send at the end of the step. Times are those of the host's clock, also for

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,8 +15,10 @@
 #include "dynmo/core/median.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/model/pruned.h"
+#include "dynmo/runtime/device_clock.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/known_costs.h"
+#include "dynmo/runtime/queued_norms.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/row_messages.h"
 #include "dynmo/runtime/snapshot.h"
@@ -257,12 +260,21 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   const auto start = Clock::now();
   times_.moving_s = 0;
+  const bool on_device = !options_.staging.device.is_cpu();
+  const auto queue_norms = [&] {
+    return QueuedNorms(options_.ties, state_.layers, options_.staging);
+  };
+  std::optional<QueuedNorms> norms;
   Reduction reduction(grid_.peers(), state_.layers, options_.staging);
   StepOutput output;
   for (int round = 0; round < options_.accumulation; ++round) {
     StepInput input = round_input(program_.training, batches, round);
     if (round + 1 == options_.accumulation) {
       input.gradient_ready = [&](LayerId layer) { reduction.start(layer); };
+      // Nothing is added to the gradients afterwards.
+      if (on_device && grid_.replicas() == 1 && options_.ties.empty()) {
+        input.before_wait = [&] { norms.emplace(queue_norms()); };
+      }
     }
     if (moving_ && !moving_->agreed) input.before_action = [&] { send_layers(); };
     DYNMO_ASSIGN(StepOutput part, run_round(input));
@@ -275,6 +287,16 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   DYNMO_TRY(add_tied_gradients(grid_.pipeline(), options_.ties, state_.plan, state_.layers,
                                options_.staging));
   for (auto& [id, layer] : state_.layers) model::mask_gradients(layer);
+  if (!on_device) return output;
+  if (!norms) {
+    norms.emplace(queue_norms());
+    DeviceClock(options_.staging.device).finish();
+  }
+  output.squared_norms = norms->read();
+  read_update_times(times_);
+  for (const auto& [id, layer] : state_.layers) {
+    if (layer.frozen) times_.update_s[id] = 0;
+  }
   return output;
 }
 
@@ -354,8 +376,10 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
 
   report.step_s = seconds_since(begun.start);
   report.idle_s = std::max(0.0, report.step_s - report.busy_s);
+  // A device's update is waited for in the schedule of the next step.
+  const double waited_s = times_.read_update ? 0 : times_.update_total_s;
   times_.overhead_s =
-      seconds_since(begun.ready) - times_.schedule_s - times_.update_total_s - report.migrate_end_s;
+      seconds_since(begun.ready) - times_.schedule_s - waited_s - report.migrate_end_s;
   // The replay knows the reduction, once its bandwidth was measured.
   if (decisions_.knows_reduction()) times_.overhead_s -= times_.reduction_s;
   const auto profiling = Clock::now();

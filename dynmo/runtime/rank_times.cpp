@@ -55,9 +55,14 @@ std::vector<double> numbers_of(LayerId id, const std::map<LayerId, std::vector<d
 RankStats own_figures(const LayerStates& states, const StepOutput& output, const RankTimes& times,
                       const plan::LayerSet& recomputed, const std::vector<model::Tie>& ties) {
   RankStats own;
+  const auto norm_of = [&](LayerId id, const model::LayerState& state) {
+    if (state.frozen) return 0.0;
+    const auto found = output.squared_norms.find(id);
+    return found != output.squared_norms.end() ? found->second : squared_norm(ties, state);
+  };
   for (const auto& [id, state] : states) {
     own.layers[id] = {.sample = layer_sample(id, output, times, recomputed),
-                      .squared_norm = state.frozen ? 0.0 : squared_norm(ties, state),
+                      .squared_norm = norm_of(id, state),
                       .figures = numbers_of(id, output.figures),
                       .losses = numbers_of(id, output.losses)};
   }

@@ -4,6 +4,7 @@
 // One rank's times of its own part of the newest step. Some of them go to the other ranks
 // (exchange.h).
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -19,6 +20,9 @@ namespace dynmo::runtime {
 struct RankTimes {
   std::map<LayerId, double> update_s;
   double update_total_s = 0;
+  // Reads the two above of the newest update, once the host has waited for the device: that is in
+  // the next step. Empty if they are known.
+  std::function<void(RankTimes&)> read_update = {};
   double schedule_s = 0;   // its rounds without reducing
   double reduction_s = 0;  // exposed, in summing gradients over the replicas
   double reducing_s = 0;   // part of reduction_s within actions

@@ -30,6 +30,11 @@ at::Tensor Staging::to_host(const at::Tensor& tensor) const {
   return host.copy_(tensor);
 }
 
+at::Tensor Staging::to_host_later(const at::Tensor& tensor) const {
+  if (!needed() || !tensor.defined()) return tensor;
+  return host_buffer(tensor.sizes(), tensor.scalar_type()).copy_(tensor, /*non_blocking=*/true);
+}
+
 at::Tensor Staging::to_device(const at::Tensor& host) const {
   if (!needed() || !host.defined()) return host;
   return host.to(device, /*non_blocking=*/true, /*copy=*/true);

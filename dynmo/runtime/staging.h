@@ -32,6 +32,9 @@ struct Staging {
   // itself, or a copy in memory that the device accesses directly (pinned). Undefined stays
   // undefined.
   [[nodiscard]] at::Tensor to_host(const at::Tensor& tensor) const;
+  // Like to_host(), but does not wait: the copy is complete when the host has waited for the
+  // device.
+  [[nodiscard]] at::Tensor to_host_later(const at::Tensor& tensor) const;
   // Returns host memory that a transport fills for to_device().
   [[nodiscard]] at::Tensor host_buffer(at::IntArrayRef shape, at::ScalarType type) const;
   // Returns the data that arrived in `host` for the device: the same tensor, or a copy on the

@@ -146,13 +146,16 @@ Expected<void> add_tied_gradients(transport::Transport& pipeline,
   return {};
 }
 
+bool is_second(const std::vector<model::Tie>& ties, LayerId layer, std::string_view parameter) {
+  return std::any_of(ties.begin(), ties.end(), [&](const model::Tie& tie) {
+    return tie.second == layer && tie.second_parameter == parameter;
+  });
+}
+
 double squared_norm(const std::vector<model::Tie>& ties, const model::LayerState& state) {
   double total = 0;
   for (const model::Parameter& parameter : state.parameters) {
-    const bool second = std::any_of(ties.begin(), ties.end(), [&](const model::Tie& tie) {
-      return tie.second == state.id && tie.second_parameter == parameter.name;
-    });
-    if (!second) total += model::squared_norm(parameter);
+    if (!is_second(ties, state.id, parameter.name)) total += model::squared_norm(parameter);
   }
   return total;
 }

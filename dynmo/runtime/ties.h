@@ -6,6 +6,7 @@
 // rank. So the number of ranks changes no bit.
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -35,6 +36,9 @@ void take_initial_values(const std::vector<model::Tie>& ties, const model::Model
                                                 const plan::Plan& plan, LayerStates& states,
                                                 const Staging& staging = {});
 
+// Returns whether the parameter is the second one in a tie.
+[[nodiscard]] bool is_second(const std::vector<model::Tie>& ties, LayerId layer,
+                             std::string_view parameter);
 // Like model::squared_norm(), without the parameters that are second in a tie, because the model
 // has them once.
 [[nodiscard]] double squared_norm(const std::vector<model::Tie>& ties,

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "dynmo/runtime/device_clock.h"
@@ -26,22 +27,27 @@ model::LayerState copy_of(const model::LayerState& state) {
 
 void update_layers(LayerStates& states, const model::AdamWOptions& optimizer, double clip_factor,
                    Update update, at::Device device, RankTimes& times) {
-  DeviceClock clock(device);
+  const auto clock = std::make_shared<DeviceClock>(device);
   std::map<LayerId, std::pair<DeviceClock::Mark, DeviceClock::Mark>> marks;
   for (auto& [id, state] : states) {
     if (state.frozen) continue;
-    const DeviceClock::Mark begin = clock.mark();
+    const DeviceClock::Mark begin = clock->mark();
     if (update == Update::kSkip) {
       model::zero_gradients(state);
     } else {
       model::update(state, optimizer, clip_factor);
     }
-    marks[id] = {begin, clock.mark()};
+    marks[id] = {begin, clock->mark()};
   }
-  const DeviceClock::Mark end = clock.mark();
-  clock.finish();
-  for (const auto& [id, mark] : marks) times.update_s[id] = clock.seconds(mark.first, mark.second);
-  times.update_total_s = clock.seconds(clock.start(), end);
+  times.read_update = [clock, marks = std::move(marks), end = clock->mark()](RankTimes& to) {
+    for (const auto& [id, mark] : marks) to.update_s[id] = clock->seconds(mark.first, mark.second);
+    to.update_total_s = clock->seconds(clock->start(), end);
+  };
+  if (device.is_cpu()) read_update_times(times);
+}
+
+void read_update_times(RankTimes& times) {
+  if (times.read_update) std::exchange(times.read_update, {})(times);
 }
 
 void measure_updates(LayerStates& states, const model::AdamWOptions& optimizer, at::Device device,

@@ -9,8 +9,7 @@
 #include <filesystem>
 
 #include "dynmo/c10d/c10d_transport.h"
-#include "dynmo/c10d/cuda.h"
-#include "dynmo/c10d/nccl_transport.h"
+#include "dynmo/c10d/device_kinds.h"
 #include "dynmo/core/check.h"
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/observe/table.h"
@@ -85,8 +84,11 @@ Expected<void> run_rank(const RankProcess& process) {
   DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
   TrainOptions train_options = process.options;
   at::Device& device = train_options.rank_device.device;
-  if (uses_cuda(train_options.config)) {
-    DYNMO_ASSIGN(device, c10d::open_cuda(environment->local_rank));
+  std::optional<c10d::DeviceKind> kind;
+  if (on_device(train_options.config)) {
+    kind = c10d::device_kind(train_options.config.run.device);
+    DYNMO_ASSIGN(device, kind->open(environment->local_rank));
+    DYNMO_CHECK(device.type() == kind->type, "a device of '{}', got {}", kind->name, device.str());
   }
   at::set_num_threads(1);
   check_context().rank = environment->rank.value;
@@ -103,8 +105,12 @@ Expected<void> run_rank(const RankProcess& process) {
   process::tell_launcher_met(environment->rank.value);
   const std::unique_ptr<C10dGroups> groups = *std::move(joined);
   c10d::NcclTransport nccl;
-  if (device.is_cuda()) {
-    DYNMO_ASSIGN(nccl, c10d::connect_nccl(*groups->in_force(), options, device));
+  if (kind) {
+    if (kind->connect != nullptr) {
+      DYNMO_ASSIGN(nccl, kind->connect(*groups->in_force(), options, device));
+    } else {
+      nccl.why_not = "the device has no channels";
+    }
     train_options.rank_device.channels = nccl.channels.get();
     train_options.rank_device.text =
         fmt::format("{}: activations and gradients pass {}", device.str(),
@@ -138,8 +144,8 @@ Expected<std::string> dry_run_text(const TrainOptions& options,
   if (environment && environment->rank != WorldRank(0)) return std::string();
   DYNMO_TRY(validate(options.config));
   TrainOptions here = options;
-  if (uses_cuda(here.config)) {
-    DYNMO_ASSIGN(here.rank_device.device, c10d::open_cuda(0));
+  if (on_device(here.config)) {
+    DYNMO_ASSIGN(here.rank_device.device, c10d::device_kind(here.config.run.device).open(0));
   }
   at::set_num_threads(1);
   if (cluster) {
@@ -176,13 +182,15 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   }
   {
     DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
-    if (!uses_cuda(options.config)) DYNMO_TRY(check_host_memory(inputs, options.config));
+    if (!on_device(options.config)) DYNMO_TRY(check_host_memory(inputs, options.config));
   }
   DYNMO_TRY(check_folder_is_free(options));
   if (locks.empty()) {
     DYNMO_ASSIGN(locks, lock_run(options));
   }
-  if (uses_cuda(options.config)) DYNMO_TRY(c10d::load_cuda());
+  if (on_device(options.config)) {
+    DYNMO_TRY(c10d::device_kind(options.config.run.device).load());
+  }
   const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
   process::LaunchOptions launch_options{
       .ranks = world, .command = command, .environment = {{kLockedByLauncher, "1"}}};

@@ -179,7 +179,7 @@ TEST(Config, ValidateNamesKeyValueAndRange) {
   EXPECT_EQ(validate(config).error().message, "run.device is 'gpu', wanted cpu, cuda or emulated");
   config.run.device = "cuda";
   EXPECT_TRUE(validate(config));
-  EXPECT_TRUE(uses_cuda(config));
+  EXPECT_TRUE(on_device(config));
   config = {};
   config.pipeline.schedule = "1f2b";
   EXPECT_NE(validate(config).error().message.find("1f1b"), std::string::npos);

@@ -218,10 +218,10 @@ Expected<std::map<int, std::string>> go_on(std::vector<RankState> states) {
   const auto done = transport::run_ranks(ranks, [&](Transport& group) -> Expected<void> {
     at::set_num_threads(1);
     RankState& state = states[group.rank().index()];
-    DYNMO_TRY(regroup(transport::Grid(group, 1), layers, plan, state));
+    DYNMO_TRY(regroup(transport::Grid(group, 1), layers, plan, state, training.run.staging));
     Pipeline pipeline(group, layers, options, std::move(state));
     while (pipeline.next_step() < kSteps) DYNMO_TRY(pipeline.step(batches));
-    DYNMO_ASSIGN(auto all, gather_states(group, pipeline.states()));
+    DYNMO_ASSIGN(auto all, gather_states(group, pipeline.states(), training.run.staging));
     if (group.rank() == transport::Member(0)) digests = std::move(all);
     return {};
   });

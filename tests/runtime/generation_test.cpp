@@ -194,10 +194,10 @@ TEST(Generation, AVoteThatFailsAtOneRankLosesNoLayer) {
     at::set_num_threads(1);
     RankState& state = states[group.rank().index()];
     const transport::Grid grid(group, 1);
-    DYNMO_TRY(regroup(grid, layers, after, state));
+    DYNMO_TRY(regroup(grid, layers, after, state, run.staging));
     Pipeline pipeline(group, layers, options, std::move(state));
     for (int i = 3; i < run.steps; ++i) DYNMO_TRY(pipeline.step(batches));
-    DYNMO_ASSIGN(auto all, gather_states(group, pipeline.states()));
+    DYNMO_ASSIGN(auto all, gather_states(group, pipeline.states(), run.staging));
     if (group.rank() == transport::Member(0)) history.states = std::move(all);
     return {};
   });

@@ -39,10 +39,11 @@ inline std::vector<int> uneven_cut(int ranks, Generation generation) {
 
 // Gathers the states of the ranks of the newest group.
 inline Expected<std::map<int, std::string>> gather_states(transport::Transport& group,
-                                                          const LayerStates& layers) {
+                                                          const LayerStates& layers,
+                                                          const Staging& staging) {
   std::string mine;
   for (const auto& [id, state] : layers) {
-    mine += fmt::format("{} {}\n", id, model::digest(state).hex());
+    mine += fmt::format("{} {}\n", id, model::digest(staging.to_host(state)).hex());
   }
   DYNMO_ASSIGN(
       const auto texts,
@@ -72,7 +73,8 @@ struct Member {
 };
 
 inline model::Model layers_of(const RunOptions& run) {
-  return run.layers.empty() ? model::make_llama(small_model()) : run.layers;
+  return model::in_precision(run.layers.empty() ? model::make_llama(small_model()) : run.layers,
+                             run.precision);
 }
 
 // The steps of one group, in which `next` ranks keep layers at the end.
@@ -100,7 +102,7 @@ inline Expected<void> train_in(transport::Transport& group, const Member& member
                                                 pipeline.plan().generation + 1)));
     DYNMO_CHECK(moved, "a move that nobody refuses");
   }
-  DYNMO_ASSIGN(history.states, gather_states(group, pipeline.states()));
+  DYNMO_ASSIGN(history.states, gather_states(group, pipeline.states(), member.run.staging));
   state = pipeline.take_state();
   // All ranks know the same, also those that came new to this group.
   DYNMO_ASSIGN(const auto minds,
@@ -139,7 +141,7 @@ inline Expected<History> live(const Member& member) {
         state = {.plan = plan,
                  .layers = initial_states(layers, plan, grid.position(), member.run.seed)};
       } else {
-        DYNMO_TRY(regroup(grid, layers, plan, state));
+        DYNMO_TRY(regroup(grid, layers, plan, state, member.run.staging));
       }
       const int next = i + 1 < member.groups ? size_of(i + 1) : size;
       DYNMO_TRY(train_in(*group, member, next / replicas, state, history));

@@ -134,7 +134,7 @@ Expected<void> begin_again(Transport& group, const Training& training, std::int6
     state.controller->ranks_changed(before);
   }
   const transport::Grid grid(group, 1);
-  return regroup_at(step, grid, training.layers, plan, state);
+  return regroup_at(step, grid, training.layers, plan, state, training.run.staging);
 }
 
 std::vector<RankState> first_states(const Training& training, const plan::Plan& plan) {
@@ -154,7 +154,9 @@ std::vector<RankState> first_states(const Training& training, const plan::Plan& 
 std::map<int, std::string> digests_of(const std::vector<RankState>& states) {
   std::map<int, std::string> digests;
   for (const RankState& state : states) {
-    for (const auto& [id, layer] : state.layers) digests[id.value] = model::digest(layer).hex();
+    for (const auto& [id, layer] : state.layers) {
+      digests[id.value] = model::digest(model::on_device(layer, at::kCPU)).hex();
+    }
   }
   return digests;
 }

@@ -5,15 +5,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "dynmo/model/decoder.h"
 #include "tests/runtime/pipeline_fixture.h"
+#include "tests/strict/like_cpu.h"
 #include "tests/support/strict_device/strict_device.h"
 
 namespace dynmo::runtime::testing {
@@ -100,14 +99,9 @@ TEST_P(OnStrictDevice, TrainsLikeTheCpuAndToItsOwnBitsAnywhere) {
   run.staging.device = strict::open(0);
   const RunResult one = run_pipeline(run);
   ASSERT_TRUE(one.status) << one.status.error().message;
-  const double tolerance = cell.precision == cost::Precision::kFp32 ? 1e-5 : 3e-3;
   ASSERT_EQ(one.losses.size(), 20U);
-  double largest = 0;
-  for (std::size_t step = 0; step < one.losses.size(); ++step) {
-    const double distance = std::abs(one.losses[step] / expected.losses[step] - 1);
-    largest = std::max(largest, distance);
-    EXPECT_LT(distance, tolerance) << "step " << step;
-  }
+  const double largest =
+      dynmo::testing::expect_like_cpu(one.losses, expected.losses, cell.precision);
   RecordProperty("distance", fmt::format("{:.1e}", largest));
   expect_same(one, run_pipeline(elsewhere(run, cell)), "one rank and more");
 }

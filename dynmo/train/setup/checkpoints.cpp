@@ -57,7 +57,7 @@ Json machine_json(const config::Config& config) {
   Json machine = {{"threads", at::get_num_threads()},
                   {"instruction_set", kernels::instruction_set_name()},
                   {"torch", TORCH_VERSION}};
-  if (uses_cuda(config)) machine["device"] = "cuda";
+  if (on_device(config)) machine["device"] = config.run.device;
   if (config.model.shape.head_slices > 1) machine["head_slices"] = config.model.shape.head_slices;
   return machine;
 }

@@ -142,7 +142,7 @@ Expected<Costs> costs_of(const DryRun& dry_run) {
                          layer.update_s);
   }
   const auto room = static_cast<double>(process::available_memory().value) / 2;
-  if (!comparable || uses_cuda(config) ||
+  if (!comparable || on_device(config) ||
       (seconds < kMaxMeasuring && (room == 0 || bytes < room))) {
     DYNMO_ASSIGN(cost::ModelCost measured, measured_costs(dry_run, std::move(known), kinds));
     return Costs{std::move(measured),

@@ -108,7 +108,7 @@ std::vector<std::string> start_lines(const config::Config& config, const Inputs&
         config.emulated.profile.empty() ? config.emulated.trace : config.emulated.profile,
         config.emulated.memory_scale));
   }
-  if (uses_cuda(config)) lines.push_back(fmt::format("device   {}", inputs.model.device.text));
+  if (on_device(config)) lines.push_back(fmt::format("device   {}", inputs.model.device.text));
   const auto layers = std::ssize(inputs.model.layers);
   if (const auto& again = pipeline.recomputed(); !again.empty()) {
     lines.push_back(

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The table of devices that run.device may name: one line a kind says everything that a run knows
+// of it. All other code works with libtorch's device, stream and event interfaces. A program, such
+// as a test, may add a kind.
+
+#include <c10/core/Device.h>
+
+#include <string_view>
+
+#include "dynmo/c10d/nccl_transport.h"
+#include "dynmo/core/expected.h"
+
+namespace dynmo::c10d {
+
+struct DeviceKind {
+  std::string_view name;  // of run.device
+  at::DeviceType type = at::kCPU;
+  // Loads the libraries of the kind and checks that there is a device. Returns their number, at
+  // least 1, or kBadInput with what to do. Any thread may call it, any number of times.
+  Expected<int> (*load)() = nullptr;
+  // Like load(), and makes the device of a rank the calling thread's. `local_rank` is its number on
+  // this host.
+  Expected<at::Device> (*open)(int local_rank) = nullptr;
+  // Connects channels for bytes in the memory of devices. Null: all bytes pass through host memory.
+  Expected<NcclTransport> (*connect)(Group& group, const GroupOptions& options,
+                                     at::Device device) = nullptr;
+};
+
+// Returns the kind of a name of device_names().
+[[nodiscard]] DeviceKind device_kind(std::string_view name);
+
+// Adds a kind, whose name must live as long as the program. Call it before a config names it.
+void add_device_kind(const DeviceKind& kind);
+
+}  // namespace dynmo::c10d

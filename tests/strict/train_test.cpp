@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole runs with the strict device in the table of kinds: what a run refuses there, and its
+// checkpoints. They continue on the device with its bits, and on the CPU with its losses.
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "dynmo/c10d/device_kinds.h"
+#include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/device_names.h"
+#include "dynmo/core/files.h"
+#include "dynmo/core/rng.h"
+#include "dynmo/data/token_shard.h"
+#include "dynmo/observe/run_folder.h"
+#include "dynmo/train/run.h"
+#include "dynmo/transport/in_process.h"
+#include "tests/strict/like_cpu.h"
+#include "tests/support/strict_device/strict_device.h"
+#include "tests/support/temp_folder.h"
+
+namespace dynmo::train {
+namespace {
+
+constexpr int kTokens = 61;  // of the vocabulary
+
+Expected<int> load_strict() {
+  strict::open();
+  return strict::kDevices;
+}
+Expected<at::Device> open_strict(int local_rank) { return strict::open(local_rank); }
+
+class StrictKind : public ::testing::TestWithParam<const char*> {
+ public:
+  static void SetUpTestSuite() {
+    if (is_device_name("strict")) return;
+    c10d::add_device_kind(
+        {.name = "strict", .type = at::kPrivateUse1, .load = &load_strict, .open = &open_strict});
+  }
+};
+
+using StrictKindInput = StrictKind;
+
+TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
+  EXPECT_EQ(device_names(), (std::vector<std::string_view>{"cuda", "strict"}));
+  for (const std::string_view name : device_names()) {
+    EXPECT_EQ(c10d::device_kind(name).name, name);
+  }
+  const c10d::DeviceKind kind = c10d::device_kind("strict");
+  EXPECT_EQ(kind.load().value(), strict::kDevices);
+  EXPECT_EQ(kind.open(3).value(), at::Device(kind.type, 1));
+  config::Config config;
+  config::Config cpu = config;
+  config.run.device = "strict";
+  EXPECT_TRUE(validate(config));
+  EXPECT_TRUE(on_device(config));
+  EXPECT_EQ(identity(config), identity(cpu)) << "a run moves from one device to another";
+  config::Config elastic = config;
+  elastic.elastic.enabled = true;
+  EXPECT_EQ(validate(elastic).error().message,
+            "elastic.enabled is true, wanted false with run.device = strict: groups of devices do "
+            "not change yet");
+  for (const char* source :
+       {"moe", "pruning", "sparse_attention", "mixture_of_depths", "early_exit"}) {
+    config::Config refused = config;
+    ASSERT_TRUE(apply_settings(refused, std::vector{fmt::format("{}.enabled=true", source)}));
+    const auto valid = validate(refused);
+    ASSERT_FALSE(valid) << source;
+    EXPECT_NE(valid.error().message.find(
+                  fmt::format("{}.enabled is true with run.device = strict: ", source)),
+              std::string::npos)
+        << valid.error().message;
+  }
+  config.run.device = "gpu";
+  EXPECT_EQ(validate(config).error().message,
+            "run.device is 'gpu', wanted cpu, cuda, strict or emulated");
+}
+
+void write_drawn_tokens(const std::filesystem::path& prefix) {
+  auto writer = data::TokenShardWriter::create(prefix);
+  ASSERT_TRUE(writer);
+  Rng rng(5);
+  std::vector<std::int32_t> tokens(4000);
+  for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(rng.below(kTokens));
+  ASSERT_TRUE(writer->append(tokens));
+  writer->end_document();
+  ASSERT_TRUE(writer->finish());
+}
+
+// A training of 20 steps in its folder, and what it leaves.
+class SavedTraining {
+ public:
+  SavedTraining(const std::filesystem::path& run, const std::filesystem::path& tokens,
+                const std::string& precision)
+      : folder_(run) {
+    const auto applied = apply_text(
+        options_.config,
+        fmt::format("[model]\nhidden = 16\nblocks = 3\nheads = 2\nkv_heads = 2\nintermediate = 24\n"
+                    "sequence = 8\ndropout = 0.1\nprecision = '{}'\n[data]\npath = '{}'\n"
+                    "vocabulary = {}\n[batch]\nmicro_batches = 4\nmicro_batch_size = 1\n"
+                    "[optimizer]\nwarmup_steps = 3\n[train]\nsteps = 20\nvalidation_every = 10\n"
+                    "validation_steps = 1\n[checkpoint]\nevery = 10\nkeep = 9\n",
+                    precision, tokens.string(), kTokens),
+        "the test");
+    EXPECT_TRUE(applied) << applied.error().message;
+    options_.config.data.validation_path = tokens.string();
+    options_.config.run.directory = run.string();
+  }
+
+  void run(const std::string& device, int ranks) {
+    options_.config.run.device = device;
+    if (device == "strict") {
+      options_.rank_device.device = c10d::device_kind(device).open(0).value();
+    }
+    const auto done = transport::run_ranks(ranks, [&](transport::Transport& group) {
+      at::set_num_threads(1);
+      return train(group, options_, Reporter());
+    });
+    EXPECT_TRUE(done) << done.error().message;
+  }
+  // Continues another one's training from its checkpoint of step 10.
+  void resume(const SavedTraining& other, const std::string& device, int ranks) {
+    std::filesystem::copy(other.folder_.root(), folder_.root(),
+                          std::filesystem::copy_options::recursive);
+    for (const auto& saved : *checkpoint::list_checkpoints(folder_.checkpoints())) {
+      if (saved.step > 10) std::filesystem::remove_all(saved.path);
+    }
+    options_.resume = true;
+    run(device, ranks);
+  }
+
+  [[nodiscard]] std::vector<double> losses() const {
+    std::map<std::int64_t, double> by_step;
+    std::istringstream lines(read_file(folder_.records_of(WorldRank(0))).value());
+    for (std::string line; std::getline(lines, line);) {
+      const Json record = Json::parse(line);
+      by_step[record.at("step").get<std::int64_t>()] = record.at("loss").get<double>();
+    }
+    std::vector<double> all;
+    for (const auto& [step, loss] : by_step) all.push_back(loss);
+    return all;
+  }
+  // Returns the digests of the files of the last checkpoint.
+  [[nodiscard]] std::vector<std::string> saved() const {
+    std::vector<std::string> digests;
+    const auto newest = checkpoint::newest_verified(folder_.checkpoints(), nullptr);
+    EXPECT_TRUE(newest) << newest.error().message;
+    if (!newest) return digests;
+    EXPECT_EQ(newest->manifest.state.at("step"), 20);
+    for (const auto& file : newest->manifest.files) digests.push_back(file.digest.hex());
+    return digests;
+  }
+
+ private:
+  observe::RunFolder folder_;
+  TrainOptions options_;
+};
+
+TEST_P(StrictKind, ACheckpointContinuesWithItsBitsThereAndItsLossesOnTheCpu) {
+  const std::string precision = GetParam();
+  const cost::Precision kind = cost::parse_precision(precision).value();
+  const TempFolder folder;
+  const std::filesystem::path tokens = folder.path() / "tokens";
+  write_drawn_tokens(tokens);
+  const auto in = [&](const char* name) {
+    return SavedTraining(folder.path() / name, tokens, precision);
+  };
+  SavedTraining cpu = in("cpu");
+  cpu.run("cpu", 1);
+  SavedTraining device = in("device");
+  device.run("strict", 2);
+  ASSERT_EQ(device.losses().size(), 20U);
+  dynmo::testing::expect_like_cpu(device.losses(), cpu.losses(), kind);
+
+  SavedTraining again = in("again");
+  again.resume(device, "strict", 3);
+  EXPECT_EQ(again.losses(), device.losses());
+  EXPECT_EQ(again.saved(), device.saved());
+
+  SavedTraining back = in("back");
+  back.resume(device, "cpu", 2);
+  dynmo::testing::expect_like_cpu(back.losses(), cpu.losses(), kind);
+  SavedTraining forth = in("forth");
+  forth.resume(cpu, "strict", 1);
+  dynmo::testing::expect_like_cpu(forth.losses(), cpu.losses(), kind);
+}
+
+INSTANTIATE_TEST_SUITE_P(In, StrictKind, ::testing::Values("fp32", "bf16"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace dynmo::train

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// How often the host waits for the device in a step. The numbers may only fall.
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/runtime/pipeline_fixture.h"
+#include "tests/support/strict_device/strict_device.h"
+
+namespace dynmo::runtime::testing {
+namespace {
+
+using Waits = std::map<std::string, std::int64_t>;
+
+// Returns the waits of all ranks in each step but the first, which also prepares the run.
+std::vector<Waits> waits_by_step(RunOptions run) {
+  run.staging.device = strict::open(0);
+  const auto ranks = static_cast<std::ptrdiff_t>(run.cut.size()) * run.replicas;
+  std::vector<Waits> all;
+  std::barrier all_done(ranks, [&all]() noexcept { all.push_back(strict::take_waits()); });
+  run.before_step = [&](Pipeline& /*pipeline*/, std::int64_t /*step*/) -> Expected<void> {
+    all_done.arrive_and_wait();
+    return {};
+  };
+  const RunResult result = run_pipeline(run);
+  EXPECT_TRUE(result.status) << result.status.error().message;
+  EXPECT_EQ(std::ssize(all), run.steps);
+  all.erase(all.begin(), all.begin() + 2);
+  return all;
+}
+
+TEST(WaitsOfAStep, AreOneOnOneRank) {
+  for (const bool freezes : {false, true}) {
+    for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
+      RunOptions run{.steps = 12, .cut = {kLayers}};
+      run.precision = precision;
+      if (freezes) run.freezing = freezing();
+      for (const Waits& waits : waits_by_step(run)) {
+        EXPECT_EQ(waits, (Waits{{"synchronize device", 1}})) << (freezes ? "freezing" : "dense");
+      }
+    }
+  }
+}
+
+// Without channels each message to another stage passes through host memory, and its sender waits.
+TEST(WaitsOfAStep, AreOneARankAndOneAMessageThroughHostMemory) {
+  const RunOptions run{.steps = 6, .cut = {3, 2, 3}};
+  const std::int64_t messages = 2 * 2 * run.micro_batches;
+  for (const Waits& waits : waits_by_step(run)) {
+    EXPECT_EQ(waits, (Waits{{"aten::copy_", messages}, {"synchronize device", 3}}));
+  }
+}
+
+// Each round is waited for.
+TEST(WaitsOfAStep, AreOneARoundOfAccumulation) {
+  RunOptions run{.steps = 6, .cut = {kLayers}};
+  run.accumulation = 2;
+  for (const Waits& waits : waits_by_step(run)) {
+    EXPECT_EQ(waits, (Waits{{"synchronize device", 2}}));
+  }
+}
+
+}  // namespace
+}  // namespace dynmo::runtime::testing
