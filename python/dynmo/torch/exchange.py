@@ -1,19 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell each other at the end of a step: one sum of cells, each of which one rank fills.
+"""What ranks tell each other at the beginning and at the end of a step: sums of cells, each of which one rank fills.
 
 Of the replicas' numbers everybody keeps means of the layers' times, and of each position in a replica what the planner is to see.
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from .batches import ITEMS
 from .ranks import Ranks
 
 LAYER_CELLS = ("forward_s", "input_gradient_s", "weight_gradient_s", "update_s", "boundary_bytes")
 RANK_CELLS = ("overhead_s", "action_overhead_s", "actions", "plan_s", "migrate_s", "busy_s")
+
+
+AGREED = ("batch", "requires_grad flags", "training mode", ITEMS)  # what ranks must have alike in each step
+OF_REPLICAS = ("batch",)  # of these, what each replica has for itself
+
+
+def begin_agreement(ranks: Ranks, own: Sequence[int], refused: str = "") -> Callable[[], None]:
+    """Begins to compare what ranks must have alike; the call that it returns waits, and refuses what differs or a rank has refused."""
+    if ranks.world == 1:
+        return lambda: None
+    cells = torch.zeros(ranks.world, len(own) + 1, dtype=torch.float64)
+    cells[ranks.number] = torch.tensor([*own, refused != ""], dtype=torch.float64)
+    wait: list[Callable[[], None]] = [ranks.begin_sum(cells)]
+
+    def check() -> None:
+        if not wait:
+            return
+        wait.pop()()
+        found = cells.tolist()
+        for rank in range(ranks.world):
+            for place, kind in enumerate(AGREED):
+                other = ranks.first_of(rank) if kind in OF_REPLICAS else 0
+                if found[rank][place] != found[other][place]:
+                    raise ranks.differs(rank, kind, other, apart=kind in OF_REPLICAS)
+        if any(row[-1] for row in found):
+            ranks.agree({}, refused)
+
+    return check
 
 
 @dataclass

@@ -15,7 +15,7 @@ from .. import Plan as CorePlan
 from ..errors import BadInputError, RankLostError
 from . import batches, checks, saving, selfcheck, start
 from .gradients import Clip, add_ties
-from .exchange import Told, exchange
+from .exchange import AGREED, OF_REPLICAS, Told, begin_agreement, exchange
 from .layers import Context, Split, frozen_prefix
 from .live import Balancer, Move
 from .marks import Marks
@@ -27,9 +27,6 @@ from .reduction import Reduced, Reduction
 from .sequence import INPUT, TARGET, Between, Sequential
 from .step import Step
 
-# What ranks must have alike in each step; the batch, those of a replica.
-AGREED = ("batch", "requires_grad flags", "training mode", batches.ITEMS)
-APART_BY_REPLICA = ("batch",)
 PlanLike = Union[CorePlan, Mapping[str, Any]]
 
 
@@ -326,7 +323,7 @@ class Pipeline:
                 selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
             return None, facts
 
-        self._ranks.attempt("the first step", check, APART_BY_REPLICA)
+        self._ranks.attempt("the first step", check, OF_REPLICAS)
         for path, kind in batches.kinds_of(batch).items():
             self._kinds.setdefault(path, set()).add(kind)
         if self._balancer is not None:
@@ -355,10 +352,10 @@ class Pipeline:
                 self._check_taken()
             if not self._whole:
                 batches.check_kinds(batch, self._kinds)
-            return batches.micro_batches_of(batch, self.micro_batches), self._begin_agreement(batch, frozen)
+            return batches.micro_batches_of(batch, self.micro_batches), begin_agreement(self._ranks, self._alike(batch, frozen))
         except BadInputError as error:
             with contextlib.suppress(BadInputError):
-                self._begin_agreement(batch, frozen, str(error))()
+                begin_agreement(self._ranks, self._alike(batch, frozen), str(error))()
             raise self._ranks.agreed(str(error)) from error
 
     def _check_taken(self) -> None:
@@ -405,30 +402,6 @@ class Pipeline:
     def _alike(self, batch: dict[str, Any], frozen: int) -> list[int]:
         mode = int(self.module.training) * 2 + int(frozen == len(self._split.layers))
         return [checks.digest(batch), self._flags(), mode, checks.digest(batch.get(batches.ITEMS))]
-
-    def _begin_agreement(self, batch: dict[str, Any], frozen: int, refused: str = "") -> Callable[[], None]:
-        """Compares what ranks must have alike. It is on its way while the first micro-batches run."""
-        ranks = self._ranks
-        if ranks.world == 1:
-            return lambda: None
-        own = [*self._alike(batch, frozen), int(refused != "")]
-        cells = torch.zeros(ranks.world, len(own), dtype=torch.float64)
-        cells[ranks.number] = torch.tensor(own, dtype=torch.float64)
-        wait: list[Callable[[], None]] = [self._ranks.begin_sum(cells)]
-
-        def check() -> None:
-            if not wait:
-                return
-            wait.pop()()
-            for rank in range(ranks.world):
-                for kind, there, here in zip(AGREED, cells[rank].tolist(), zip(cells[0].tolist(), cells[ranks.first_of(rank)].tolist())):
-                    apart = kind in APART_BY_REPLICA
-                    if there != here[apart]:
-                        raise ranks.differs(rank, kind, ranks.first_of(rank) if apart else 0, apart=apart)
-            if cells[:, -1].any():
-                ranks.agree({}, refused)  # says on all ranks what some have found
-
-        return check
 
     def _total(self, losses: list[float], divisor: int) -> Tensor:
         """Their sum in the order of the micro-batches, and of the replicas, rounded as a loop over them does."""
