@@ -345,7 +345,7 @@ class Pipeline:
     def _micro_batches(
         self, batch: dict[str, Any], frozen: int, training: bool
     ) -> tuple[list[dict[str, Any]], Callable[[], None]]:
-        """The batch in parts, and the rest of the agreement. What this rank refuses alone the others of its replica find to be another batch."""
+        """The batch in parts, and the rest of the agreement, in which others learn of what this rank refuses."""
         try:
             self._check_trained(frozen, training)
             if training and self.replicas > 1 and self._rounds == 0:
