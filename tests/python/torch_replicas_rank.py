@@ -119,6 +119,16 @@ def mesh(rank):
     assert losses[0] == losses[1] and abs(losses[0] - evaluated) < 1e-6, (losses, evaluated)
 
 
+def records(folder):
+    """The files of a run, of all ranks."""
+    pipe = make(run=f"{folder}/run", balance=True, steps=2)
+    for step in range(2):
+        pipe.step(**torch_cases.batches_of({**CASE, "replicas": 2}, step)[pipe.replica])
+        pipe.optimizer.step()
+        pipe.optimizer.zero_grad()
+    pipe.close()
+
+
 def failure(rank):
     """One rank's own is one line on all."""
     pipe = make()
@@ -151,6 +161,7 @@ def main():
         sent.clear()
         pathlib.Path(folder, f"trained-{rank}-{index}.json").write_text(json.dumps(trained))
     if dist.get_world_size() == 4:
+        records(folder)
         for part in (settings, first_steps, mesh, failure):
             part(rank)
     dist.destroy_process_group()

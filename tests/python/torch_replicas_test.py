@@ -3,6 +3,7 @@
 import json
 import unittest
 
+from torch_cases import batches_of
 from torch_support import RankCase
 
 TIED = {"config": {"tie_word_embeddings": True}, "canonical": True}
@@ -29,6 +30,14 @@ class Replicas(RankCase):
             {"family": "llama", "replicas": 2, "clip": 0, "reload": {"replicas": 4, "folder": str(self.folder / "two")}},
             {"family": "llama", "replicas": 4, "clip": 0, "reload": {"replicas": 1, "folder": str(self.folder / "four")}},
         )
+
+        tokens = [sum(batch["input_ids"].numel() for batch in batches_of({"micro_batches": 2, "replicas": 2}, step)) for step in range(2)]
+        for rank in range(4):
+            records = [json.loads(line) for line in (self.folder / "run" / "records" / f"rank-{rank}.jsonl").read_text().splitlines()]
+            self.assertEqual([(record["rank"], record["tokens"]) for record in records], [(rank, count) for count in tokens])
+            self.assertGreater(records[1]["reduction_s"], 0)
+        run = json.loads((self.folder / "run" / "summary.json").read_text())["runs"][0]
+        self.assertEqual((run["ranks"], run["replicas"]), (4, 2))
 
     def test_of_three_ranks_and_three_replicas(self):
         self.compare_replicas(
