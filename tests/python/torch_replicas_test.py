@@ -3,6 +3,7 @@
 import json
 import unittest
 
+from drawn import drawn
 from torch_cases import batches_of
 from torch_support import RankCase
 
@@ -14,6 +15,7 @@ class Replicas(RankCase):
     def compare_replicas(self, ranks, *cases):
         """Each parameter is summed once a step, by one rank of each replica."""
         cases = [{"steps": 6, "micro_batches": 2, "clip": 1.0, "seed": 70 + index, **case} for index, case in enumerate(cases)]
+        cases = drawn(cases, 3, "the replicas")
         self.compare(cases, ranks, script="torch_replicas_rank.py")
         for index, case in enumerate(cases):
             told = [json.loads((self.folder / f"trained-{rank}-{index}.json").read_text()) for rank in range(ranks)]
