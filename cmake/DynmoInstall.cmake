@@ -32,3 +32,15 @@ configure_package_config_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmoConfig.cma
   INSTALL_DESTINATION "${dynmo_package_directory}")
 write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/dynmoConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES ${dynmo_package_files} DESTINATION "${dynmo_package_directory}")
+
+# The same for pkg-config, with paths relative to the file.
+file(RELATIVE_PATH dynmo_pc_to_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+string(REGEX REPLACE "/$" "" dynmo_pc_to_prefix "${dynmo_pc_to_prefix}")
+# Not by SentencePiece's own file, as in FindSentencePiece.cmake.
+set(dynmo_pc_sentencepiece "-lsentencepiece -lsentencepiece_train")
+cmake_path(GET SentencePiece_LIBRARY PARENT_PATH dynmo_pc_folder)
+if(NOT dynmo_pc_folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+  string(PREPEND dynmo_pc_sentencepiece "-L${dynmo_pc_folder} ")
+endif()
+configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmo-core.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

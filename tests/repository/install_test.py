@@ -2,6 +2,7 @@
 """A project elsewhere builds against the install tree of the build in DYNMO_BUILD_DIR."""
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from blocks import ROOT, environment, run_block, shell_blocks  # noqa: E402
 
 BUILD = pathlib.Path(os.environ["DYNMO_BUILD_DIR"])
 CONSUMER = pathlib.Path(__file__).resolve().parent / "consumer"
+PLAN = ROOT / "examples/plan.cpp"
 
 
 def cached(name):
@@ -41,10 +43,10 @@ class InstallTree(unittest.TestCase):
         cls.prefix = cls.root / "prefix"
         call("cmake", "--install", BUILD, "--prefix", cls.prefix)
 
-    def consume(self, component):
+    def consume(self, component, *settings):
         build = self.root / component
         call("cmake", "-G", "Ninja", "-S", CONSUMER, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCOMPONENT={component}",
-             f"-DCMAKE_CXX_FLAGS={cached('CMAKE_CXX_FLAGS')}", f"-DDYNMO_TORCH_DIR={cached('DYNMO_TORCH_DIR')}")
+             f"-DCMAKE_CXX_FLAGS={cached('CMAKE_CXX_FLAGS')}", f"-DDYNMO_TORCH_DIR={cached('DYNMO_TORCH_DIR')}", *settings)
         call("cmake", "--build", build)
         return call(build / "consumer")
 
@@ -67,7 +69,29 @@ class InstallTree(unittest.TestCase):
             self.assertNotIn(str(BUILD.parent.parent), file.read_text(), file)
 
     def test_serves_a_consumer_of_the_core(self):
-        self.assertEqual(self.consume("core"), "1.0 KiB\n")
+        self.assertEqual(self.consume("core", f"-DPLAN={PLAN}"), "1.0 KiB\n")
+        self.check_plan(call(self.root / "core/plan"))
+
+    def check_plan(self, said):
+        steps = {line.split()[0]: float(line.split()[3]) for line in said.splitlines()}
+        self.assertEqual(list(steps), ["uniform", "optimal"])
+        self.assertLess(steps["optimal"], 0.8 * steps["uniform"])
+
+    def test_serves_a_consumer_by_pkg_config_wherever_it_lies(self):
+        if not shutil.which("pkg-config"):
+            self.skipTest("no pkg-config here")
+        moved = self.root / "moved"
+        shutil.copytree(self.prefix, moved, symlinks=True)
+        path = ":".join(str(folder) for folder in moved.rglob("pkgconfig"))
+        asked = subprocess.run(["pkg-config", "--cflags", "--libs", "dynmo-core"], capture_output=True, text=True, check=False,
+                               env={**os.environ, "PKG_CONFIG_PATH": path})
+        self.assertEqual(asked.returncode, 0, asked.stderr)
+        self.assertNotIn(str(self.prefix), asked.stdout)
+        compilers = [compiler for compiler in (cached("CMAKE_CXX_COMPILER"), shutil.which("clang++")) if compiler]
+        for compiler in compilers:
+            program = self.root / f"plan-{pathlib.Path(compiler).name}"
+            call(compiler, "-std=c++20", *cached("CMAKE_CXX_FLAGS").split(), PLAN, "-o", program, *asked.stdout.split())
+            self.check_plan(call(program))
 
     def test_serves_a_consumer_of_the_runtime(self):
         if not RUNTIME:
