@@ -44,3 +44,15 @@ if(NOT dynmo_pc_folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
 endif()
 configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmo-core.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" @ONLY)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+
+install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+# `cpack` in a build of the core: dynmo-VERSION-linux-x86_64.tar.gz. A program with libtorch finds it only where it was built.
+if(NOT DYNMO_RUNTIME)
+  string(TOLOWER "${PROJECT_NAME}-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" CPACK_PACKAGE_FILE_NAME)
+  set(CPACK_GENERATOR TGZ)
+  set(CPACK_PACKAGE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/packages")
+  set(CPACK_RESOURCE_FILE_LICENSE "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE")
+  set(CPACK_STRIP_FILES ON)
+  include(CPack)
+endif()

@@ -2,6 +2,7 @@
 """A project elsewhere builds against the install tree of the build in DYNMO_BUILD_DIR."""
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,23 @@ class InstallTree(unittest.TestCase):
             code, output = run_block(block, self.root, env, 300)
             self.assertEqual(code, 0, output)
         self.assertEqual(len((self.root / "my-source/run/records/rank-0.jsonl").read_text().splitlines()), 10)
+
+    def test_holds_the_license(self):
+        self.assertEqual((self.prefix / "share/doc/dynmo/LICENSE").read_text(), (ROOT / "LICENSE").read_text())
+
+    def test_is_an_archive_that_runs_wherever_it_is_unpacked(self):
+        if RUNTIME:
+            self.skipTest("archives are of the core: libtorch is found only where it was built with")
+        packed = self.root / "packages"
+        call("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", packed)
+        archives = list(packed.glob("*.tar.gz"))
+        self.assertEqual([re.sub(r"-[\w]+\.tar", ".tar", path.name) for path in archives], [f"dynmo-{cached('CMAKE_PROJECT_VERSION')}-linux.tar.gz"])
+        for place in ("one", "another place"):
+            (self.root / place).mkdir()
+            call("tar", "-xf", archives[0], "-C", self.root / place, "--strip-components=1")
+            self.assertIn("Usage:", call(self.root / place / "bin/dynmo", "plan", "--help"))
+            self.assertTrue((self.root / place / "lib/pkgconfig/dynmo-core.pc").exists())
+            self.assertTrue((self.root / place / "share/doc/dynmo/LICENSE").exists())
 
     def test_says_so_when_it_has_no_runtime(self):
         if RUNTIME:
