@@ -118,8 +118,8 @@ install: build
 	@cmake --install build/$(PRESET) --prefix $(PREFIX)
 
 release:
-	@scripts/setup python
-	@scripts/package
+	@scripts/setup core python
+	@scripts/package --binary
 
 clean:
 	rm -rf build

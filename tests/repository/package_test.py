@@ -40,6 +40,24 @@ class Places(unittest.TestCase):
         package.check_changelog((ROOT / "CHANGELOG.md").read_text(), VERSION, tagged=False)
 
 
+class Archives(unittest.TestCase):
+    def test_have_the_same_bytes_in_whatever_order_they_were_packed(self):
+        def packed(names):
+            made = io.BytesIO()
+            with tarfile.open(fileobj=made, mode="w") as to:
+                for number, name in enumerate(names):
+                    member = tarfile.TarInfo(name)
+                    member.size, member.mode, member.mtime, member.uid = len(name), 0o755, number, number
+                    to.addfile(member, io.BytesIO(name.encode()))
+            return gzip.compress(made.getvalue(), mtime=len(names))
+
+        one, other = (package.sorted_archive(packed(names), 7) for names in (("a/b", "a/a"), ("a/a", "a/b")))
+        self.assertEqual(one, other)
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(one))) as archive:
+            found = [(member.name, member.mode, member.mtime, archive.extractfile(member).read().decode()) for member in archive.getmembers()]
+        self.assertEqual(found, [("a/a", 0o755, 7, "a/a"), ("a/b", 0o755, 7, "a/b")])
+
+
 class Repository(unittest.TestCase):
     """A small repository with the files that a release needs."""
 
