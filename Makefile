@@ -33,6 +33,7 @@ help:
 	@echo 'make reproduce  regenerate the figures of docs/reproduce.md (PART=NAME; CHECK=1 compares with those recorded)'
 	@echo 'make bench-torch  what balancing gains and costs on a PyTorch model of which half freezes'
 	@echo 'make install   install to PREFIX=/usr/local'
+	@echo 'make release   write the files of a release to build/release-VERSION (docs/releasing.md)'
 	@echo 'make clean     remove the builds'
 
 setup:
@@ -115,6 +116,10 @@ bench-torch: setup
 install: build
 	@scripts/build $(PRESET)
 	@cmake --install build/$(PRESET) --prefix $(PREFIX)
+
+release:
+	@scripts/setup core python
+	@scripts/package --binary
 
 clean:
 	rm -rf build

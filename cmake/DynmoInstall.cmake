@@ -32,3 +32,27 @@ configure_package_config_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmoConfig.cma
   INSTALL_DESTINATION "${dynmo_package_directory}")
 write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/dynmoConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES ${dynmo_package_files} DESTINATION "${dynmo_package_directory}")
+
+# The same for pkg-config, with paths relative to the file.
+file(RELATIVE_PATH dynmo_pc_to_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+string(REGEX REPLACE "/$" "" dynmo_pc_to_prefix "${dynmo_pc_to_prefix}")
+# Not by SentencePiece's own file, as in FindSentencePiece.cmake.
+set(dynmo_pc_sentencepiece "-lsentencepiece -lsentencepiece_train")
+cmake_path(GET SentencePiece_LIBRARY PARENT_PATH dynmo_pc_folder)
+if(NOT dynmo_pc_folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+  string(PREPEND dynmo_pc_sentencepiece "-L${dynmo_pc_folder} ")
+endif()
+configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmo-core.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+
+install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+# `cpack` in a build of the core: dynmo-VERSION-linux-x86_64.tar.gz. A program with libtorch finds it only where it was built.
+if(NOT DYNMO_RUNTIME)
+  string(TOLOWER "${PROJECT_NAME}-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" CPACK_PACKAGE_FILE_NAME)
+  set(CPACK_GENERATOR TGZ)
+  set(CPACK_PACKAGE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/packages")
+  set(CPACK_RESOURCE_FILE_LICENSE "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE")
+  set(CPACK_STRIP_FILES ON)
+  include(CPack)
+endif()

@@ -21,6 +21,7 @@
 
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
+#include "apps/dynmo/version_report.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
@@ -187,7 +188,13 @@ Expected<int> print_parse_result(const CLI::App& app, const CLI::ParseError& ask
 Expected<Command> parse(int argc, char** argv,
                         const std::function<void(CLI::App&, Command&)>& add_commands) {
   CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
-  app.set_version_flag("--version", fmt::format("dynmo {}", kVersion));
+  // CLI11 reads all flags of a level, then acts on them in the order of these lines.
+  bool as_json = false;
+  CLI::Option* json =
+      app.add_flag("--json", as_json, "With --version: what a report of a defect needs");
+  json->needs(app.set_version_flag("--version", [&as_json] {
+    return as_json ? version_report().dump(2) : fmt::format("dynmo {}", kVersion);
+  }));
   app.require_subcommand(1);
   Command chosen;
   add_commands(app, chosen);

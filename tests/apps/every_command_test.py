@@ -88,6 +88,25 @@ class Start(Case):
         self.assert_error(self.run_program("train", "--stesp", "3"), 2, "'--stesp' is not known here, did you mean '--steps'?")
 
 
+class Version(Case):
+    def test_as_json_is_what_a_report_of_a_defect_needs(self):
+        said = self.run_program("--version").stdout
+        for words in (("--version", "--json"), ("--json", "--version")):
+            result = self.run_program(*words)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            report = json.loads(result.stdout)
+            self.assertEqual(list(report), ["version", "commit", "compiler", "libtorch", "processor", "processors", "system", "kernel"])
+            self.assertEqual(f"dynmo {report['version']}" + (f" ({report['commit']})" if report["commit"] else "") + "\n", said)
+            self.assertRegex(report["compiler"], r"^(GNU|Clang) \d+\.")
+            self.assertRegex(report["libtorch"] or "", r"^\d+\.\d+\.\d+$" if RUNTIME.exists() else "^$")
+            self.assertGreaterEqual(report["processors"], 1)
+            self.assertIn(os.uname().release, report["kernel"])
+
+    def test_json_without_it_is_refused(self):
+        self.assert_error(self.run_program("--json", "plan", "profile.json", "--ranks", "2"), 2, "--json requires --version")
+        self.assert_error(self.run_program("--json"), 2)
+
+
 class Descriptors(Case):
     def test_an_error_that_nobody_can_read_keeps_its_exit_code(self):
         for words in self.commands():

@@ -2,6 +2,8 @@
 """A project elsewhere builds against the install tree of the build in DYNMO_BUILD_DIR."""
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +14,7 @@ from blocks import ROOT, environment, run_block, shell_blocks  # noqa: E402
 
 BUILD = pathlib.Path(os.environ["DYNMO_BUILD_DIR"])
 CONSUMER = pathlib.Path(__file__).resolve().parent / "consumer"
+PLAN = ROOT / "examples/plan.cpp"
 
 
 def cached(name):
@@ -41,10 +44,10 @@ class InstallTree(unittest.TestCase):
         cls.prefix = cls.root / "prefix"
         call("cmake", "--install", BUILD, "--prefix", cls.prefix)
 
-    def consume(self, component):
+    def consume(self, component, *settings):
         build = self.root / component
         call("cmake", "-G", "Ninja", "-S", CONSUMER, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCOMPONENT={component}",
-             f"-DCMAKE_CXX_FLAGS={cached('CMAKE_CXX_FLAGS')}", f"-DDYNMO_TORCH_DIR={cached('DYNMO_TORCH_DIR')}")
+             f"-DCMAKE_CXX_FLAGS={cached('CMAKE_CXX_FLAGS')}", f"-DDYNMO_TORCH_DIR={cached('DYNMO_TORCH_DIR')}", *settings)
         call("cmake", "--build", build)
         return call(build / "consumer")
 
@@ -67,7 +70,29 @@ class InstallTree(unittest.TestCase):
             self.assertNotIn(str(BUILD.parent.parent), file.read_text(), file)
 
     def test_serves_a_consumer_of_the_core(self):
-        self.assertEqual(self.consume("core"), "1.0 KiB\n")
+        self.assertEqual(self.consume("core", f"-DPLAN={PLAN}"), "1.0 KiB\n")
+        self.check_plan(call(self.root / "core/plan"))
+
+    def check_plan(self, said):
+        steps = {line.split()[0]: float(line.split()[3]) for line in said.splitlines()}
+        self.assertEqual(list(steps), ["uniform", "optimal"])
+        self.assertLess(steps["optimal"], 0.8 * steps["uniform"])
+
+    def test_serves_a_consumer_by_pkg_config_wherever_it_lies(self):
+        if not shutil.which("pkg-config"):
+            self.skipTest("no pkg-config here")
+        moved = self.root / "moved"
+        shutil.copytree(self.prefix, moved, symlinks=True)
+        path = ":".join(str(folder) for folder in moved.rglob("pkgconfig"))
+        asked = subprocess.run(["pkg-config", "--cflags", "--libs", "dynmo-core"], capture_output=True, text=True, check=False,
+                               env={**os.environ, "PKG_CONFIG_PATH": path})
+        self.assertEqual(asked.returncode, 0, asked.stderr)
+        self.assertNotIn(str(self.prefix), asked.stdout)
+        compilers = [compiler for compiler in (cached("CMAKE_CXX_COMPILER"), shutil.which("clang++")) if compiler]
+        for compiler in compilers:
+            program = self.root / f"plan-{pathlib.Path(compiler).name}"
+            call(compiler, "-std=c++20", *cached("CMAKE_CXX_FLAGS").split(), PLAN, "-o", program, *asked.stdout.split())
+            self.check_plan(call(program))
 
     def test_serves_a_consumer_of_the_runtime(self):
         if not RUNTIME:
@@ -90,6 +115,23 @@ class InstallTree(unittest.TestCase):
             code, output = run_block(block, self.root, env, 300)
             self.assertEqual(code, 0, output)
         self.assertEqual(len((self.root / "my-source/run/records/rank-0.jsonl").read_text().splitlines()), 10)
+
+    def test_holds_the_license(self):
+        self.assertEqual((self.prefix / "share/doc/dynmo/LICENSE").read_text(), (ROOT / "LICENSE").read_text())
+
+    def test_is_an_archive_that_runs_wherever_it_is_unpacked(self):
+        if RUNTIME:
+            self.skipTest("archives are of the core: libtorch is found only where it was built with")
+        packed = self.root / "packages"
+        call("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", packed)
+        archives = list(packed.glob("*.tar.gz"))
+        self.assertEqual([re.sub(r"-[\w]+\.tar", ".tar", path.name) for path in archives], [f"dynmo-{cached('CMAKE_PROJECT_VERSION')}-linux.tar.gz"])
+        for place in ("one", "another place"):
+            (self.root / place).mkdir()
+            call("tar", "-xf", archives[0], "-C", self.root / place, "--strip-components=1")
+            self.assertIn("Usage:", call(self.root / place / "bin/dynmo", "plan", "--help"))
+            self.assertTrue((self.root / place / "lib/pkgconfig/dynmo-core.pc").exists())
+            self.assertTrue((self.root / place / "share/doc/dynmo/LICENSE").exists())
 
     def test_says_so_when_it_has_no_runtime(self):
         if RUNTIME:

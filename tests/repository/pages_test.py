@@ -84,6 +84,11 @@ class Pages(unittest.TestCase):
         for page, test in RUN_BY.items():
             self.assertIn(pathlib.Path(page).name, (ROOT / test).read_text(), test)
 
+    def test_name_the_exit_codes_of_the_code(self):
+        comment = re.sub(r"\n// ", " ", (ROOT / "dynmo/core/expected.h").read_text())
+        codes = re.search(r"exit code: (1 internal, [^.]*)\.", comment).group(1)
+        self.assertIn(f"0 done, {codes}.", " ".join((ROOT / "docs/stability.md").read_text().split()))
+
     def test_that_break_a_rule_are_found(self):
         path = ROOT / "docs/planner.md"
         self.assertEqual(len(broken_links(path, "[a](nowhere.md) [b](#planner) [c](#nowhere) [d](config.md#nowhere) [e](https://x.y)")), 3)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/package: one version in all places, files with the same bytes for the same commit, and what it refuses."""
+import gzip
+import hashlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+
+from text_test import ROOT
+
+loader = importlib.machinery.SourceFileLoader("package", str(ROOT / "scripts/package"))
+package = importlib.util.module_from_spec(importlib.util.spec_from_loader("package", loader))
+loader.exec_module(package)
+
+VERSION = package.version_of_cmake((ROOT / "CMakeLists.txt").read_text())
+FILES = (".gitattributes", ".gitignore", "CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "README.md", "cmake/commit.txt", "docs/third-party.md",
+         "pyproject.toml", "scripts/package")
+
+
+def builder_is_here():
+    try:
+        package.builder()
+        return True
+    except package.Refusal:
+        return False
+
+
+class Places(unittest.TestCase):
+    def test_have_the_version_of_cmake(self):
+        package.check_places(ROOT, VERSION)
+        package.check_changelog((ROOT / "CHANGELOG.md").read_text(), VERSION, tagged=False)
+
+
+class Archives(unittest.TestCase):
+    def test_have_the_same_bytes_in_whatever_order_they_were_packed(self):
+        def packed(names):
+            made = io.BytesIO()
+            with tarfile.open(fileobj=made, mode="w") as to:
+                for number, name in enumerate(names):
+                    member = tarfile.TarInfo(name)
+                    member.size, member.mode, member.mtime, member.uid = len(name), 0o755, number, number
+                    to.addfile(member, io.BytesIO(name.encode()))
+            return gzip.compress(made.getvalue(), mtime=len(names))
+
+        one, other = (package.sorted_archive(packed(names), 7) for names in (("a/b", "a/a"), ("a/a", "a/b")))
+        self.assertEqual(one, other)
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(one))) as archive:
+            found = [(member.name, member.mode, member.mtime, archive.extractfile(member).read().decode()) for member in archive.getmembers()]
+        self.assertEqual(found, [("a/a", 0o755, 7, "a/a"), ("a/b", 0o755, 7, "a/b")])
+
+
+class Repository(unittest.TestCase):
+    """A small repository with the files that a release needs."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name) / "repository"
+        for name in FILES:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.root / name)
+        self.git("init", "--quiet")
+        self.commit()
+
+    def git(self, *arguments):
+        names = ("-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false")
+        return subprocess.run(["git", "-C", self.root, *names, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+    def commit(self):
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "A change")
+
+    def replace(self, name, old, new):
+        path = self.root / name
+        self.assertIn(old, path.read_text())
+        path.write_text(path.read_text().replace(old, new))
+
+    def run_package(self, *arguments):
+        return subprocess.run([sys.executable, self.root / "scripts/package", *arguments], capture_output=True, text=True, check=False)
+
+    def files(self):
+        """What the refusals must leave as it is."""
+        return {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file() and ".git" not in path.parts}
+
+
+class Refusals(Repository):
+    def refused(self, text):
+        before = self.files()
+        done = self.run_package()
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertRegex(done.stderr, r"\Apackage: [^\n]*\n\Z")
+        self.assertIn(text, done.stderr)
+        self.assertEqual(self.files(), before)
+
+    def test_changed_file(self):
+        self.replace("README.md", "DynMo", "Dynmo")
+        self.refused("1 uncommitted changes, the first is 'M README.md'")
+
+    def test_file_that_is_not_added(self):
+        (self.root / "new.txt").write_text("new\n")
+        self.refused("'?? new.txt'")
+
+    def test_place_with_another_version(self):
+        for name, line in (("pyproject.toml", 'version = "{}"'), ("CITATION.cff", "version: {}")):
+            self.replace(name, line.format(VERSION), line.format("7.8.9"))
+            self.commit()
+            self.refused(f"{name} has version 7.8.9, CMakeLists.txt has {VERSION}")
+            self.git("reset", "--quiet", "--hard", "HEAD~")
+
+    def test_cmake_with_another_version(self):
+        self.replace("CMakeLists.txt", f"VERSION {VERSION} ", "VERSION 7.8.9 ")
+        self.commit()
+        self.refused(f"pyproject.toml has version {VERSION}, CMakeLists.txt has 7.8.9")
+
+    def test_changelog_without_a_section(self):
+        self.replace("CHANGELOG.md", f": {VERSION}", ": 7.8.9")
+        self.commit()
+        self.refused(f"CHANGELOG.md has no section for {VERSION}")
+
+    def test_tag_with_an_undated_section(self):
+        changelog = f"# Changelog\n\n## [Unreleased]: {VERSION}\n"
+        (self.root / "CHANGELOG.md").write_text(changelog + "\nFiles of a release.\n")
+        self.commit()
+        self.git("tag", f"v{VERSION}")
+        self.refused(f"wanted a heading `## [{VERSION}] - YYYY-MM-DD`")
+
+    def test_tag_on_another_commit(self):
+        self.git("tag", "--annotate", "--message", "A release", f"v{VERSION}")
+        self.replace("README.md", "DynMo", "Dynmo")
+        self.commit()
+        self.refused(f"tag v{VERSION} is on {self.git('rev-parse', 'HEAD~')[:10]}, and {self.git('rev-parse', 'HEAD')[:10]} is checked out")
+
+    def test_folder_of_others(self):
+        folder = self.root / "build" / f"release-{VERSION}"
+        folder.mkdir(parents=True)
+        (folder / "mine").write_text("mine\n")
+        self.refused("holds other files than a release")
+
+
+@unittest.skipUnless(builder_is_here(), "no Python here has scikit-build-core (scripts/setup python)")
+class Files(Repository):
+    def release(self, *arguments):
+        done = self.run_package(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        out = pathlib.Path(arguments[1]) if arguments else self.root / "build" / f"release-{VERSION}"
+        return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+    def test_are_the_same_for_one_commit(self):
+        first = self.release()
+        clone = self.root.parent / "clone"
+        self.git("clone", "--quiet", self.root, clone)
+        self.git("tag", "another")
+        self.root = clone
+        os.utime(clone / "README.md", (1, 1))
+        (clone / "README.md").chmod(0o600)
+        second = self.release("--out", str(self.root.parent / "second"))
+        self.assertEqual([name for name in first if first[name] != second.get(name)], [])
+        self.assertEqual(list(first), ["SHA256SUMS", f"dynmo-{VERSION}.cdx.json", f"dynmo-{VERSION}.tar.gz", f"dynmo_pipelines-{VERSION}.tar.gz"])
+        self.assertEqual(self.release("--out", str(self.root.parent / "second")), second)  # an older release is replaced
+
+    def test_differ_for_another_commit(self):
+        first = self.release()
+        self.replace("README.md", "DynMo", "Dynmo")
+        self.commit()
+        self.assertNotEqual(self.release()["SHA256SUMS"], first["SHA256SUMS"])
+
+    def test_are_listed_with_their_sums(self):
+        made = self.release()
+        lines = [f"{hashlib.sha256(data).hexdigest()}  {name}" for name, data in made.items() if name != "SHA256SUMS"]
+        self.assertEqual(made["SHA256SUMS"].decode().splitlines(), lines)
+
+    def test_hold_what_is_committed(self):
+        made = self.release()
+        commit = self.git("rev-parse", "HEAD")
+        for name, top, left_out in ((f"dynmo-{VERSION}.tar.gz", f"dynmo-{VERSION}", set()),
+                                    (f"dynmo_pipelines-{VERSION}.tar.gz", f"dynmo_pipelines-{VERSION}", {"docs/third-party.md"})):
+            with tarfile.open(fileobj=io.BytesIO(gzip.decompress(made[name]))) as archive:
+                held = {member.name.removeprefix(f"{top}/") for member in archive.getmembers() if member.isfile()} - {"PKG-INFO"}
+                self.assertEqual(held, set(FILES) - left_out, name)
+                self.assertEqual(archive.extractfile(f"{top}/cmake/commit.txt").read().decode(), f"{commit}\n")
+                seconds = {member.mtime for member in archive.getmembers()}
+            self.assertEqual(seconds, {int(self.git("show", "-s", "--format=%ct"))}, name)
+
+    def test_give_a_program_its_commit_without_a_checkout(self):
+        with tarfile.open(fileobj=io.BytesIO(self.release()[f"dynmo-{VERSION}.tar.gz"])) as archive:
+            archive.extractall(self.root.parent)
+        source = self.root.parent / f"dynmo-{VERSION}"
+        shutil.copy2(ROOT / "cmake/write_version.cmake", source / "cmake/write_version.cmake")
+        out = self.root.parent / "version.cpp"
+        settings = (f"-DSOURCE={source}", f"-DVERSION={VERSION}", f"-DOUT={out}")
+        subprocess.run(["cmake", *settings, "-P", source / "cmake/write_version.cmake"], check=True)
+        self.assertIn(f'kVersion = "{VERSION} ({self.git("rev-parse", "HEAD")[:10]})"', out.read_text())
+
+    def test_list_every_row_of_the_table(self):
+        bill = json.loads(self.release()[f"dynmo-{VERSION}.cdx.json"])
+        self.assertEqual((bill["bomFormat"], bill["metadata"]["component"]["version"]), ("CycloneDX", VERSION))
+        rows = package.dependencies((ROOT / "docs/third-party.md").read_text())
+        self.assertEqual({(each["name"], each["version"], each["licenses"][0]["expression"]) for each in bill["components"]},
+                         {row[:3] for row in rows})
+        scopes = {each["name"]: each["scope"] for each in bill["components"]}
+        self.assertEqual([scopes[name] for name in ("fmt", "CLI11", "NumPy", "CMake")], ["required", "required", "optional", "excluded"])
+        self.assertEqual(len({each["bom-ref"] for each in bill["components"]}), len(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
