@@ -70,7 +70,7 @@ at::Tensor formula_of_rows(const at::Tensor& q_NHK, const at::Tensor& k_MGK,
   return probabilities.matmul(heads(v_MGK)).transpose(0, 1);
 }
 
-double distance(const at::Tensor& actual, const at::Tensor& expected) {
+double distance_of_rows(const at::Tensor& actual, const at::Tensor& expected) {
   EXPECT_EQ(actual.sizes(), expected.sizes());
   if (actual.numel() == 0) return 0;
   return (actual - expected).abs().max().item<double>() /
@@ -116,10 +116,10 @@ TEST(RaggedAttention, IsTheMaskedFormulaAndSoAreItsGradients) {
     const RaggedGradient gradient =
         ragged_attention_gradient(slope, leaves[0], leaves[1], leaves[2], attention, ragged);
     const std::string where = fmt::format("seed {}, case {}", kSeed, i);
-    EXPECT_LT(distance(attention.out_NHK, expected), 1e-12) << where;
-    EXPECT_LT(distance(gradient.q_NHK, gradients[0]), 1e-12) << where;
-    EXPECT_LT(distance(gradient.k_MGK, gradients[1]), 1e-12) << where;
-    EXPECT_LT(distance(gradient.v_MGK, gradients[2]), 1e-12) << where;
+    EXPECT_LT(distance_of_rows(attention.out_NHK, expected), 1e-12) << where;
+    EXPECT_LT(distance_of_rows(gradient.q_NHK, gradients[0]), 1e-12) << where;
+    EXPECT_LT(distance_of_rows(gradient.k_MGK, gradients[1]), 1e-12) << where;
+    EXPECT_LT(distance_of_rows(gradient.v_MGK, gradients[2]), 1e-12) << where;
     if (HasFailure()) return;
   }
   EXPECT_TRUE(empty_rows);
