@@ -40,7 +40,7 @@ void PrintTo(const MoeCase& c, std::ostream* out) {
        << static_cast<int>(c.drop) << ", top " << c.top_k;
 }
 
-MoeConfig config_of(const MoeCase& c, std::int64_t experts = 5) {
+MoeConfig moe_config_of(const MoeCase& c, std::int64_t experts = 5) {
   return {.router = {.router = c.router,
                      .experts = experts,
                      .top_k = c.top_k,
@@ -65,7 +65,7 @@ LayerState state_of(const Layer& layer, std::uint64_t seed) {
 class MoeLayers : public ::testing::TestWithParam<MoeCase> {};
 
 TEST_P(MoeLayers, AreTheFormulaTokenByTokenAndSoAreAllGradients) {
-  const MoeConfig moe = config_of(GetParam());
+  const MoeConfig moe = moe_config_of(GetParam());
   const auto layer = experts_in(testing::tiny_config(), moe);
   LayerState state = state_of(*layer, 5);
   const Tensor input = random_tensor({3, 10, 24}, 21);
@@ -119,7 +119,7 @@ TEST(MoeLayer, OfOneExpertIsTheMlp) {
   const Tensor slope = random_tensor({2, 10, 24}, 2);
   for (int router = 0; router < 5; ++router) {
     const MoeCase c{.router = static_cast<MoeRouter>(router), .top_k = 1};
-    MoeConfig moe = config_of(c, 1);
+    MoeConfig moe = moe_config_of(c, 1);
     moe.router.aux_loss = moe.router.z_loss = 0;
     const auto layer = experts_in(config, moe);
     LayerState state = double_state(*layer, LayerId(2), 5);
@@ -141,8 +141,8 @@ TEST(MoeLayer, OfOneExpertIsTheMlp) {
 
 TEST(MoeLayer, OfEqualExpertsDoesNotDependOnTheRouter) {
   for (int router = 0; router < 4; ++router) {
-    const auto layer =
-        experts_in(testing::tiny_config(), config_of({.router = static_cast<MoeRouter>(router)}));
+    const auto layer = experts_in(testing::tiny_config(),
+                                  moe_config_of({.router = static_cast<MoeRouter>(router)}));
     LayerState state = state_of(*layer, 5);
     for (std::size_t e = 1; e < 5; ++e) {
       for (std::size_t m = 2; m < 5; ++m) {
@@ -159,7 +159,7 @@ TEST(MoeLayer, OfEqualExpertsDoesNotDependOnTheRouter) {
 
 TEST(MoeLayer, HasTheNamesOfMixtralAndPrunesExpertsAlone) {
   const LlamaConfig config = testing::tiny_config();
-  MoeConfig moe = config_of({}, 3);
+  MoeConfig moe = moe_config_of({}, 3);
   moe.intermediate = 36;
   const auto layer = experts_in(config, moe);
   EXPECT_EQ(layer->name(), "blocks.0.moe");
@@ -181,8 +181,8 @@ TEST(MoeLayer, HasTheNamesOfMixtralAndPrunesExpertsAlone) {
 // Some experts get no rows, and one batch has none at all.
 TEST(MoeLayer, TakesRowsThatAreLeftAndNoRows) {
   for (int router = 0; router < 5; ++router) {
-    const auto layer =
-        experts_in(testing::tiny_config(), config_of({.router = static_cast<MoeRouter>(router)}));
+    const auto layer = experts_in(testing::tiny_config(),
+                                  moe_config_of({.router = static_cast<MoeRouter>(router)}));
     for (const std::int64_t count : {0, 1, 7}) {
       LayerState state = state_of(*layer, 5);
       const Hidden input(random_tensor({count, 24}, 3), at::arange(count, at::kInt).mul_(2));
@@ -214,7 +214,7 @@ TEST(MoeLayer, TakesRowsThatAreLeftAndNoRows) {
 }
 
 TEST(MoeLayer, CountsItsStashAndRecomputesToTheSameBits) {
-  const auto layer = experts_in(testing::tiny_config(), config_of({.capacity_factor = 0.9}));
+  const auto layer = experts_in(testing::tiny_config(), moe_config_of({.capacity_factor = 0.9}));
   LayerState state = make_state(*layer, LayerId(2), 5);
   const Tensor input = random_tensor({3, 10, 24}, 21, at::kFloat);
   const Tensor slope = random_tensor({3, 10, 24}, 22, at::kFloat);
@@ -231,7 +231,7 @@ TEST(MoeLayer, CountsItsStashAndRecomputesToTheSameBits) {
 }
 
 TEST(MoeLayer, OfPrunedExpertsComputesWithWhatIsLeft) {
-  const auto layer = experts_in(testing::tiny_config(), config_of({}));
+  const auto layer = experts_in(testing::tiny_config(), moe_config_of({}));
   const auto specs = layer->parameters();
   const Tensor input = random_tensor({3, 10, 24}, 21, at::kFloat);
   const Tensor slope = random_tensor({3, 10, 24}, 22, at::kFloat);
@@ -263,7 +263,8 @@ TEST(MoeLayer, OfPrunedExpertsComputesWithWhatIsLeft) {
 
 // A frozen layer gets no stash in a prefix; behind one that trains it passes gradients on alone.
 TEST(MoeLayer, ThatIsFrozenAddsNoWeightGradients) {
-  const auto layer = experts_in(testing::tiny_config(), config_of({.router = MoeRouter::kBias}));
+  const auto layer =
+      experts_in(testing::tiny_config(), moe_config_of({.router = MoeRouter::kBias}));
   LayerState state = make_state(*layer, LayerId(2), 5);
   LayerState frozen = make_state(*layer, LayerId(2), 5);
   freeze(frozen);
@@ -281,7 +282,7 @@ TEST(MoeLayer, InFp32IsNearItself) {
   LlamaConfig config = testing::tiny_config();
   config.shape.hidden = 72;
   config.shape.intermediate = 100;
-  const auto layer = experts_in(config, config_of({}));
+  const auto layer = experts_in(config, moe_config_of({}));
   LayerState state = make_state(*layer, LayerId(2), 5);
   state.parameters[1].value.mul_(100);
   LayerState exact = state;
@@ -308,7 +309,7 @@ TEST(MoeLayer, InBf16RoutesInFp32AndIsNearItself) {
   LlamaConfig config = testing::tiny_config();
   config.shape.hidden = 64;
   config.shape.intermediate = 96;
-  const auto plain = experts_in(config, config_of({}));
+  const auto plain = experts_in(config, moe_config_of({}));
   const auto layer = in_precision({plain}, cost::Precision::kBf16)[0];
   LayerState state = make_state(*layer, LayerId(2), 5);
   LayerState exact = make_state(*plain, LayerId(2), 5);

@@ -26,7 +26,7 @@ using model::testing::plain_norm;
 
 using Values = std::vector<std::vector<Tensor>>;  // by layer, its parameters
 
-constexpr std::uint64_t kSeed = 7;
+constexpr std::uint64_t kGradientSeed = 7;
 
 model::LlamaConfig without_dropout() {
   model::LlamaConfig config = small_model();
@@ -43,7 +43,7 @@ MoeOptions experts(double aux_loss, double z_loss) {
 }
 
 RunOptions gradients_of(const MoeOptions& options) {
-  RunOptions run{.steps = 0, .type = at::kDouble, .seed = kSeed};
+  RunOptions run{.steps = 0, .type = at::kDouble, .seed = kGradientSeed};
   run.make_sources = [options](std::int64_t) {
     dynamism::Sources sources;
     sources.push_back(dynamism::make_moe_source(options));
@@ -61,7 +61,7 @@ LayerStates spread(LayerStates states) {
   for (auto& [id, state] : states) {
     for (std::size_t i = 0; i < state.parameters.size(); ++i) {
       Tensor& value = state.parameters[i].value;
-      const auto key = mix_key({kSeed, static_cast<std::uint64_t>(id.value), i});
+      const auto key = mix_key({kGradientSeed, static_cast<std::uint64_t>(id.value), i});
       value.add_(model::testing::random_tensor(value.sizes(), key), 0.15);
     }
   }
@@ -69,8 +69,8 @@ LayerStates spread(LayerStates states) {
 }
 
 Expected<Begin> begin_spread(const model::Model& layers, const plan::Plan& plan, Rank rank) {
-  return Begin{.states =
-                   spread(in_type(initial_states(layers, plan, rank, kSeed, {}), at::kDouble))};
+  return Begin{.states = spread(
+                   in_type(initial_states(layers, plan, rank, kGradientSeed, {}), at::kDouble))};
 }
 
 // Computes the loss of one micro-batch: cross entropy and the losses of all blocks.
@@ -108,7 +108,7 @@ Values plain_gradients(const MoeOptions& o, const model::Model& layers, int micr
   }
   Tensor loss = at::zeros({}, at::kDouble);
   for (int id = 0; id < micro_batches; ++id) {
-    loss = loss + plain_loss(o, leaves, batch(small_model(), kSeed, 0, MicroBatchId(id)));
+    loss = loss + plain_loss(o, leaves, batch(small_model(), kGradientSeed, 0, MicroBatchId(id)));
   }
   const auto gradients = torch::autograd::grad({loss / micro_batches}, all);
   auto next = gradients.begin();
@@ -149,7 +149,7 @@ TEST(MoeGradients, AreThoseOfOneGraphOfTheWholeStepHoweverItIsMadeUp) {
   const MoeOptions options = experts(0.2, 0.05);
   RunOptions run = gradients_of(options);
   run.begin = begin_spread;
-  Rng rng(kSeed);
+  Rng rng(kGradientSeed);
   int compared = 0;
   for (const int step_micro_batches : {6, 12}) {
     const Values plain = plain_gradients(options, run.layers, step_micro_batches);
@@ -166,7 +166,7 @@ TEST(MoeGradients, AreThoseOfOneGraphOfTheWholeStepHoweverItIsMadeUp) {
             const Values ours = gradients(run);
             ASSERT_LT(distance(ours, plain, run.layers), 1e-9)
                 << ranks << " ranks, " << schedule::name(kind) << ", " << replicas << " replicas, "
-                << rounds << " rounds of " << run.micro_batches << ", seed " << kSeed;
+                << rounds << " rounds of " << run.micro_batches << ", seed " << kGradientSeed;
             ++compared;
           }
         }
