@@ -4,6 +4,7 @@
 // without a GPU.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -117,8 +118,8 @@ class ChangingTraining {
   RunOptions run_;
   model::Model layers_;
   PipelineOptions options_;
-  std::vector<RankState> states_;  // by rank
-  int before_ = 0;                 // ranks of the group before
+  std::deque<RankState> states_;  // by rank
+  int before_ = 0;                // ranks of the group before
   Generation generation_ = 0;
   std::mutex mutex_;
 };
