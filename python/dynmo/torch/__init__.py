@@ -9,5 +9,6 @@ from .adviser import Advice, Adviser
 from .live import Move
 from .move import Moved
 from .pipeline import Pipeline
+from .reduction import Reduced
 
-__all__ = ["Advice", "Adviser", "Move", "Moved", "Pipeline"]
+__all__ = ["Advice", "Adviser", "Move", "Moved", "Pipeline", "Reduced"]

@@ -101,6 +101,7 @@ class Adviser:
         ranks = dist.get_world_size(self._group)
         told: list[Any] = [None] * ranks
         dist.all_gather_object(told, {"count": self._count, "stages": {i: self._own(stage) for i, stage in self._stages.items()}}, self._group)
+        _check_once(told)
         owners = {index: rank for rank, one in enumerate(told) for index in one["stages"]}
         self._check(told, owners, ranks)
         stages = [told[owners[index]]["stages"][index] for index in range(self._count)]
@@ -152,6 +153,17 @@ class Adviser:
         stages = [[next(rest) for _ in names] for names in cut]
         costs = [{part: sum(layer[part] for layer in stage) for part in parts} for stage in stages]
         return float(Schedule(self._schedule, owners, self._micro_batches).replay(costs)["step_time_s"])
+
+
+def _check_once(told: list[Any]) -> None:
+    seen: dict[int, int] = {}
+    for rank, one in enumerate(told):
+        for index in one["stages"]:
+            if index in seen:
+                raise BadInputError(
+                    f"stage {index} is on ranks {seen[index]} and {rank}, wanted each stage once; of replicas give group= the ranks of one"
+                )
+            seen[index] = rank
 
 
 def _number_on(stages: list[list[dict[str, Any]]]) -> None:

@@ -1,39 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell each other at the end of a step: one sum of cells, each of which one rank fills."""
+"""What ranks tell each other at the beginning and at the end of a step: sums of cells, each of which one rank fills.
+
+Of the replicas' numbers everybody keeps means of the layers' times, and of each position in a replica what the planner is to see.
+"""
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from .batches import ITEMS
 from .ranks import Ranks
 
 LAYER_CELLS = ("forward_s", "input_gradient_s", "weight_gradient_s", "update_s", "boundary_bytes")
 RANK_CELLS = ("overhead_s", "action_overhead_s", "actions", "plan_s", "migrate_s", "busy_s")
 
 
+AGREED = ("batch", "requires_grad flags", "training mode", ITEMS)  # what ranks must have alike in each step
+OF_REPLICAS = ("batch",)  # of these, what each replica has for itself
+
+
+def begin_agreement(ranks: Ranks, own: Sequence[int], refused: str = "") -> Callable[[], None]:
+    """Begins to compare what ranks must have alike; the call that it returns waits, and refuses what differs or a rank has refused."""
+    if ranks.world == 1:
+        return lambda: None
+    cells = torch.zeros(ranks.world, len(own) + 1, dtype=torch.float64)
+    cells[ranks.number] = torch.tensor([*own, refused != ""], dtype=torch.float64)
+    wait: list[Callable[[], None]] = [ranks.begin_sum(cells)]
+
+    def check() -> None:
+        if not wait:
+            return
+        wait.pop()()
+        found = cells.tolist()
+        for rank in range(ranks.world):
+            for place, kind in enumerate(AGREED):
+                other = ranks.first_of(rank) if kind in OF_REPLICAS else 0
+                if found[rank][place] != found[other][place]:
+                    raise ranks.differs(rank, kind, other, apart=kind in OF_REPLICAS)
+        if any(row[-1] for row in found):
+            ranks.agree({}, refused)
+
+    return check
+
+
 @dataclass
 class Told:
     """One rank's part, and after the exchange everybody's."""
 
-    losses: dict[int, float] = field(default_factory=dict)  # by micro-batch
+    losses: dict[int, float] = field(default_factory=dict)  # by micro-batch; afterwards replica by replica
     layers: dict[int, dict[str, float]] = field(default_factory=dict)
     ranks: dict[int, dict[str, float]] = field(default_factory=dict)
+    tokens: float = 0.0
 
 
 def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bool) -> Told:
     """The same on all ranks; of the losses alone where not `whole`."""
-    widths = (1, len(LAYER_CELLS), len(RANK_CELLS))
-    counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0)
-    cells = torch.zeros(sum(width * count for width, count in zip(widths, counts)), dtype=torch.float64)
-    parts = torch.split(cells, [width * count for width, count in zip(widths, counts)])
+    widths = (1, len(LAYER_CELLS), len(RANK_CELLS), 1)
+    counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0, 1 if whole else 0)
+    cells = torch.zeros(ranks.replicas, sum(width * count for width, count in zip(widths, counts)), dtype=torch.float64)
+    parts = torch.split(cells, [width * count for width, count in zip(widths, counts)], dim=1)
     for micro_batch, loss in own.losses.items():
-        parts[0][micro_batch] = loss
-    _fill(parts[1], LAYER_CELLS, own.layers)
-    _fill(parts[2], RANK_CELLS, own.ranks)
+        parts[0][ranks.replica, micro_batch] = loss
+    _fill(parts[1][ranks.replica], LAYER_CELLS, own.layers)
+    _fill(parts[2][ranks.replica], RANK_CELLS, own.ranks)
+    if whole and ranks.rank == 0:
+        parts[3][ranks.replica, 0] = own.tokens
     ranks.sum(cells)
-    return Told(dict(enumerate(parts[0].tolist())), _read(parts[1], LAYER_CELLS), _read(parts[2], RANK_CELLS))
+    times = parts[1].mean(0)
+    figures = _of_positions(parts[2].reshape(ranks.replicas, -1, len(RANK_CELLS)))
+    losses = dict(enumerate(parts[0].reshape(-1).tolist()))
+    return Told(losses, _read(times, LAYER_CELLS), _read(figures, RANK_CELLS), float(parts[3].sum()))
+
+
+def _of_positions(cells: Tensor) -> Tensor:
+    """One row a position: the least overhead, since that of others has their waiting in it, as dynmo/control/step_stats.h takes it."""
+    found = cells.sum(0)
+    for column, name in enumerate(RANK_CELLS):
+        values = cells[:, :, column]
+        if name == "overhead_s":
+            least = torch.where(values > 0, values, torch.inf).amin(0)
+            found[:, column] = torch.where(torch.isinf(least), 0.0, least)
+        elif name in ("plan_s", "migrate_s"):
+            found[:, column] = values.amax(0)
+        elif name == "busy_s":
+            found[:, column] = values.mean(0)
+    return found
 
 
 def _fill(part: Tensor, names: tuple[str, ...], rows: dict[int, dict[str, float]]) -> None:

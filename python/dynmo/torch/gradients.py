@@ -55,7 +55,7 @@ class Clip:
         count = len(self._order)
         cells = torch.zeros(2 * count, dtype=torch.float64)
         for index, (layer, parameter) in enumerate(self._order):
-            if owners[layer] == self._ranks.rank and parameter.grad is not None:
+            if owners[layer] == self._ranks.rank and self._ranks.replica == 0 and parameter.grad is not None:  # others have the same
                 cells[index] = torch.linalg.vector_norm(parameter.grad, norm_type).double()
                 cells[count + index] = 1
         self._ranks.sum(cells)

@@ -15,18 +15,18 @@ from .. import Plan as CorePlan
 from ..errors import BadInputError, RankLostError
 from . import batches, checks, saving, selfcheck, start
 from .gradients import Clip, add_ties
-from .exchange import Told, exchange
+from .exchange import AGREED, OF_REPLICAS, Told, begin_agreement, exchange
 from .layers import Context, Split, frozen_prefix
 from .live import Balancer, Move
 from .marks import Marks
 from .move import Moved, Mover, release_others
 from .program import APART, Plan, Program, make_program, read_plan
-from .ranks import Ranks
+from .ranks import Ranks, Replicas, describe_replicas
 from .record import Record
+from .reduction import Reduced, Reduction
 from .sequence import INPUT, TARGET, Between, Sequential
 from .step import Step
 
-AGREED = ("batch", "requires_grad flags", "training mode")  # what ranks must have alike in each step
 PlanLike = Union[CorePlan, Mapping[str, Any]]
 
 
@@ -34,6 +34,12 @@ class Pipeline:
     """Runs a model over the ranks of torch.distributed; one rank is the plain loop.
 
     Every rank builds the same model and optimizer and reads the same batches. The calling thread does all the work.
+
+    `replicas=D`: D pipelines of consecutive ranks, or the rows of a DeviceMesh of two dimensions. Each replica reads batches of its own:
+    a DistributedSampler takes `num_replicas=pipe.replicas, rank=pipe.replica`. Losses, weights and optimizer state are, bit for bit, those
+    of one process that sums the gradients of each replica's micro-batches in a buffer of its own and adds these buffers in the order of
+    the replicas, as `pipeline.replicas` of `dynmo train` does. A loss is divided by all micro-batches of a step: `loss` is the mean over
+    the replicas, or with `num_items_in_batch`, which counts the items of all replicas, the sum.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Pipeline:
         hidden: Optional[Callable[[Any], Between]] = None,
         limits: bool = False,
         accumulation: int = 1,
+        replicas: Replicas = 1,
         plan: Optional[PlanLike] = None,
         schedule: str = "1f1b",
         balance: bool = True,
@@ -62,8 +69,9 @@ class Pipeline:
         self._ranks.attempt("Pipeline: its settings", lambda: (None, {
             **start.versions(), "micro_batches": micro_batches, "accumulation": accumulation, "schedule": schedule, "balance": balance,
             "balancer": balancer, "steps": steps, "seed": seed, "limits": limits, "plan": start.describe_plan(plan),
-            **start.describe_optimizer(optimizer),
+            "replicas": describe_replicas(replicas), **start.describe_optimizer(optimizer),
         }))
+        self._ranks.divide(replicas)
         if metrics and run is None:
             raise BadInputError(f"metrics={metrics!r} without run, wanted run=FOLDER, where they are written")
         if micro_batches < 1 or accumulation < 1:
@@ -75,6 +83,8 @@ class Pipeline:
         self.marks = Marks(len(self._split.layers))
         self._clip = Clip(self._split, self._ranks)
         self._mover = Mover(self._split, self._ranks, optimizer)
+        self._reduction = Reduction(self._split, self._ranks)
+        self.reduced = Reduced()  # of the newest step
         self._programs: dict[Any, Program] = {}
         self._rounds = 0  # of this step
         self._versions: dict[str, int] = {}
@@ -88,7 +98,7 @@ class Pipeline:
         self._record: Optional[Record] = None
         if run is not None:
             self._record = self._ranks.attempt(
-                f"run={run}", lambda: (Record(run, self.rank, self.ranks, self.plan, micro_batches, accumulation, steps, metrics), {})
+                f"run={run}", lambda: (Record(run, self._ranks, self.plan, micro_batches, accumulation, steps, metrics), {})
             )
         self._tokens, self._predicted_s = 0, 0.0
         self.steps = 0
@@ -108,7 +118,16 @@ class Pipeline:
 
     @property
     def ranks(self) -> int:
+        """Of a replica, in which `rank` counts."""
         return self._ranks.size
+
+    @property
+    def replica(self) -> int:
+        return self._ranks.replica
+
+    @property
+    def replicas(self) -> int:
+        return self._ranks.replicas
 
     @property
     def module(self) -> nn.Module:
@@ -131,6 +150,8 @@ class Pipeline:
             self._balancer.times.begin_step()
             self._predicted_s = self.predicted_step_s() if self._record is not None else 0.0
         loss = self._round(self._batch(pair, batch))
+        if self.replicas > 1:
+            self.reduced = self._reduction(self.plan.owners)
         add_ties(self._split, self._ranks, self.plan.owners)
         self._rounds = 0
         self.steps += 1
@@ -268,14 +289,13 @@ class Pipeline:
         training = marks is self.marks
         if self._whole:
             self._check_first(batch, frozen, training)
-        agreed = self._begin_agreement(batch, frozen)
-        micro_batches = self._micro_batches(batch, frozen, training, agreed)
+        micro_batches, agreed = self._micro_batches(batch, frozen, training)
         self._tokens = batches.count_tokens(batch)
         whole = batches.ITEMS in batch  # the loss is a sum over the micro-batch, already divided
-        divisor = 1 if whole else self.micro_batches * (self._accumulation if training else 1)
+        divisor = 1 if whole else self.replicas * self.micro_batches * (self._accumulation if training else 1)
         program = self._program(frozen)
         contexts = [self._split.begin(micro_batch, self.steps) for micro_batch in micro_batches]
-        number = self.steps * self._accumulation + self._rounds
+        number = (self.steps * self.replicas + self.replica) * self._accumulation + self._rounds
         step = Step(
             self._split, self._ranks, program, contexts, marks, lambda loss: loss / divisor if divisor != 1 else loss,
             number, self._used_seed(), agreed,
@@ -303,12 +323,12 @@ class Pipeline:
                 selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
             return None, facts
 
-        self._ranks.attempt("the first step", check)
+        self._ranks.attempt("the first step", check, OF_REPLICAS)
         for path, kind in batches.kinds_of(batch).items():
             self._kinds.setdefault(path, set()).add(kind)
         if self._balancer is not None:
             self._balancer.not_timed()
-        if training and self.ranks > 1:
+        if training and self._ranks.world > 1:
             self._whole = False
             self._checked_apart = self._runs_apart()
             release_others(self._split.layers, self.plan.owners, self.rank, self.optimizer)
@@ -322,17 +342,31 @@ class Pipeline:
         if training and frozen == len(self._split.layers):
             raise BadInputError("model: no parameter is trained, wanted one with requires_grad")
 
-    def _micro_batches(self, batch: dict[str, Any], frozen: int, training: bool, agreed: Callable[[], None]) -> list[dict[str, Any]]:
-        """The batch in parts. What this rank refuses alone the others find to be another batch."""
+    def _micro_batches(
+        self, batch: dict[str, Any], frozen: int, training: bool
+    ) -> tuple[list[dict[str, Any]], Callable[[], None]]:
+        """The batch in parts, and the rest of the agreement, in which others learn of what this rank refuses."""
         try:
             self._check_trained(frozen, training)
+            if training and self.replicas > 1 and self._rounds == 0:
+                self._check_taken()
             if not self._whole:
                 batches.check_kinds(batch, self._kinds)
-            return batches.micro_batches_of(batch, self.micro_batches)
+            return batches.micro_batches_of(batch, self.micro_batches), begin_agreement(self._ranks, self._alike(batch, frozen))
         except BadInputError as error:
             with contextlib.suppress(BadInputError):
-                agreed()
+                begin_agreement(self._ranks, self._alike(batch, frozen), str(error))()
             raise self._ranks.agreed(str(error)) from error
+
+    def _check_taken(self) -> None:
+        """Sums of the step before would be summed again."""
+        for layer in self._split.layers:
+            for name, parameter in layer.parameters.items():
+                if parameter.grad is not None and self._versions.get(name) == parameter.grad._version:
+                    raise BadInputError(
+                        f"the gradient of {name} is still there from the step before, wanted zero_grad() between two steps; for more batches "
+                        "a step use accumulation=N"
+                    )
 
     def _exchange(self, losses: dict[int, float], frozen: int, last: bool, context: Context) -> list[float]:
         """The losses of all micro-batches; at the end of a step also what layers took."""
@@ -341,13 +375,15 @@ class Pipeline:
         if balancer is not None:
             balancer.times.add_schedule(self._schedule_s)
             own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, context)
+            own.tokens = self._tokens
         told = exchange(self._ranks, self.micro_batches, len(self._split.layers), own, whole=balancer is not None)
         if balancer is not None:
             balancer.observe(told, self.plan, frozen)
             if self._record is not None:
                 facts = {
-                    **balancer.facts, "loss": sum(told.losses.values()) / len(told.losses), "tokens": self._tokens,
+                    **balancer.facts, "loss": sum(told.losses.values()) / len(told.losses), "tokens": int(told.tokens),
                     "busy_s": told.ranks[self.rank]["busy_s"], "predicted_s": self._predicted_s,
+                    "reduction_s": self.reduced.seconds,
                 }
                 self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions)
         return list(told.losses.values())
@@ -364,35 +400,19 @@ class Pipeline:
         return checks.digest(bytes(p.requires_grad for layer in self._split.layers for p in layer.parameters.values()))
 
     def _alike(self, batch: dict[str, Any], frozen: int) -> list[int]:
-        return [checks.digest(batch), self._flags(), int(self.module.training) * 2 + int(frozen == len(self._split.layers))]
-
-    def _begin_agreement(self, batch: dict[str, Any], frozen: int) -> Callable[[], None]:
-        """Compares what ranks must have alike. It is on its way while the first micro-batches run."""
-        if self.ranks == 1:
-            return lambda: None
-        own = self._alike(batch, frozen)
-        cells = torch.zeros(self.ranks, len(own), dtype=torch.float64)
-        cells[self.rank] = torch.tensor(own, dtype=torch.float64)
-        wait: list[Callable[[], None]] = [self._ranks.begin_sum(cells)]
-
-        def check() -> None:
-            if not wait:
-                return
-            wait.pop()()
-            for rank in range(self.ranks):
-                for kind, here, there in zip(AGREED, cells[0].tolist(), cells[rank].tolist()):
-                    if here != there:
-                        raise self._ranks.agreed(f"rank {rank} has another {kind} than rank 0, wanted the same on all ranks")
-
-        return check
+        mode = int(self.module.training) * 2 + int(frozen == len(self._split.layers))
+        return [checks.digest(batch), self._flags(), mode, checks.digest(batch.get(batches.ITEMS))]
 
     def _total(self, losses: list[float], divisor: int) -> Tensor:
-        """Their sum in the order of the micro-batches, rounded as a loop over them does."""
+        """Their sum in the order of the micro-batches, and of the replicas, rounded as a loop over them does."""
         self.losses = losses
         dtype = next(self.module.parameters()).dtype
         total = torch.zeros((), dtype=torch.float32 if dtype != torch.float64 else dtype)
-        for loss in torch.tensor(losses, dtype=total.dtype):
-            total = total + (loss / divisor if divisor != 1 else loss)
+        for replica in torch.tensor(losses, dtype=total.dtype).view(self.replicas, -1):
+            part = torch.zeros_like(total)
+            for loss in replica:
+                part = part + (loss / divisor if divisor != 1 else loss)
+            total = total + part
         return total
 
     def _owned(self) -> list[nn.Parameter]:

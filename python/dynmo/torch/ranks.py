@@ -10,17 +10,19 @@ import socket
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional, TypeVar, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import BadInputError, RankLostError
 
 Result = TypeVar("Result")
+Replicas = Union[int, DeviceMesh]
 LOST_KEY = "dynmo/lost"
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
@@ -34,6 +36,15 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, BadInputError):
         return said
     return f"{type(error).__name__}: {said[:MAX_SAID]}" if said else type(error).__name__
+
+
+def describe_replicas(replicas: Replicas) -> Any:
+    """Their number, or the rows of a mesh: what ranks compare."""
+    if isinstance(replicas, DeviceMesh):
+        return replicas.mesh.tolist()
+    if isinstance(replicas, bool) or not isinstance(replicas, int):
+        raise BadInputError(f"replicas={replicas!r}, wanted a number or a DeviceMesh of two dimensions")
+    return replicas
 
 
 def _ended(pid: int) -> bool:
@@ -57,11 +68,17 @@ def _close_all() -> None:
 
 
 class Ranks:
-    """A group of its own over all ranks, so that no message meets one of the user's. Used by one thread."""
+    """A group of its own over all ranks, so that no message meets one of the user's. Used by one thread.
+
+    Messages go by position in a replica, everything else by number in torch.distributed, over all replicas.
+    """
+
+    number, world = 0, 1  # in torch.distributed
+    replica, replicas = 0, 1
+    rank, size = 0, 1  # in the replica
 
     def __init__(self, timeout_s: float) -> None:
         self._group: Optional[dist.ProcessGroup] = None
-        self.rank, self.size = 0, 1
         self._places: list[tuple[str, int]] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._lost = ""
@@ -74,9 +91,26 @@ class Ranks:
             dist.init_process_group("gloo")
             self._began = True
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self.number, self.world = self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
             self._places = self.gather((socket.gethostname(), os.getpid()))
+        self._layout = [list(range(self.world))]  # numbers by replica and position
+
+    def divide(self, replicas: Replicas) -> None:
+        """Makes replicas of these ranks, before the first message; called with the same value by all."""
+        rows = describe_replicas(replicas)
+        if isinstance(rows, int):
+            if rows < 1 or self.world % rows != 0:
+                raise BadInputError(f"replicas={rows} of {self.world} ranks, wanted 1 or another divisor of the number of ranks")
+            size = self.world // rows
+            rows = [list(range(first, first + size)) for first in range(0, self.world, size)]
+        if not all(isinstance(row, list) for row in rows) or sorted(number for row in rows for number in row) != list(range(self.world)):
+            raise BadInputError(
+                f"replicas: a mesh of {rows}, wanted two dimensions, replicas and the ranks of one, over all {self.world} ranks"
+            )
+        self._layout = rows
+        self.replica, self.rank = next((r, row.index(self.number)) for r, row in enumerate(rows) if self.number in row)
+        self.replicas, self.size = len(rows), len(rows[0])
 
     def close(self) -> None:
         """Ends the group and its threads, and torch.distributed where this has begun it."""
@@ -87,54 +121,67 @@ class Ranks:
 
     # --- Messages. ---
 
-    def send(self, tensor: Tensor, to: int, tag: int) -> "Message":
-        return Message(self, lambda: dist.isend(tensor, to, group=self._group, tag=tag), to, tensor)
+    def send(self, tensor: Tensor, to: int, tag: int, replica: Optional[int] = None) -> "Message":
+        """Begins to send to a position in this replica, or another."""
+        other = self._layout[self.replica if replica is None else replica][to]
+        return Message(self, lambda: dist.isend(tensor, other, group=self._group, tag=tag), other, tensor)
 
-    def receive(self, tensor: Tensor, source: int, tag: int) -> "Message":
-        return Message(self, lambda: dist.irecv(tensor, source, group=self._group, tag=tag), source, tensor)
+    def receive(self, tensor: Tensor, source: int, tag: int, replica: Optional[int] = None) -> "Message":
+        other = self._layout[self.replica if replica is None else replica][source]
+        return Message(self, lambda: dist.irecv(tensor, other, group=self._group, tag=tag), other, tensor)
 
     def sum(self, cells: Tensor) -> Tensor:
         """Adds up the cells of all ranks, in place; exact where each cell has one owner."""
-        if self.size > 1:
+        if self.world > 1:
             self.guard(lambda: dist.all_reduce(cells, group=self._group))
         return cells
 
     def begin_sum(self, cells: Tensor) -> Callable[[], None]:
         """Begins to add up; the call that it returns waits for the end."""
-        if self.size == 1:
+        if self.world == 1:
             return lambda: None
         return _Work(self, lambda: dist.all_reduce(cells, group=self._group, async_op=True), None).wait
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank."""
-        if self.size == 1:
+        """Every rank's value, by number."""
+        if self.world == 1:
             return [value]
-        values: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.world
         self.guard(lambda: dist.all_gather_object(values, value, group=self._group))
         return values
 
-    def agree(self, own: Mapping[str, Any], problem: str = "") -> None:
-        """Refuses what a rank found wrong, then the first of the named values in which a rank differs from rank 0."""
+    def first_of(self, number: int) -> int:
+        """The first rank of the replica of `number`."""
+        return next(row[0] for row in self._layout if number in row)
+
+    def agree(self, own: Mapping[str, Any], problem: str = "", apart: Collection[str] = ()) -> None:
+        """Refuses what a rank found wrong, then the first of the named values in which a rank differs from rank 0.
+
+        Those of `apart` each replica has for itself.
+        """
         told = self.gather((problem, dict(own)))
         problems = [trouble for trouble, _ in told]
         for rank, trouble in enumerate(problems):
             if trouble:
                 raise self.agreed(trouble if len(set(problems)) == 1 else f"rank {rank}: {trouble}")
-        first = told[0][1]
         for rank, (_, values) in enumerate(told):
-            for what in [*first, *values]:
+            for what in [*told[0][1], *values]:
+                other = self.first_of(rank) if what in apart else 0
+                first = told[other][1]
                 if values.get(what) != first.get(what):
-                    given = f": {values.get(what)}, on rank 0 {first.get(what)}"
-                    raise self.agreed(
-                        f"rank {rank} has another {what} than rank 0{given if len(given) <= MAX_GIVEN else ''}, wanted the same on all ranks"
-                    )
+                    given = f": {values.get(what)}, on rank {other} {first.get(what)}"
+                    raise self.differs(rank, what, other, given if len(given) <= MAX_GIVEN else "", what in apart)
+
+    def differs(self, rank: int, what: str, other: int, given: str = "", apart: bool = False) -> BadInputError:
+        where = "all ranks of a replica" if apart and self.replicas > 1 else "all ranks"
+        return self.agreed(f"rank {rank} has another {what} than rank {other}{given}, wanted the same on {where}")
 
     def agreed(self, line: str) -> BadInputError:
         """A refusal that every rank has found, so that none has to be told."""
         self._agreed = error = BadInputError(line)
         return error
 
-    def attempt(self, what: str, call: Callable[[], tuple[Result, Mapping[str, Any]]]) -> Result:
+    def attempt(self, what: str, call: Callable[[], tuple[Result, Mapping[str, Any]]], apart: Collection[str] = ()) -> Result:
         """Calls on every rank. An exception of one becomes one line on all, as do facts in which ranks differ."""
         result: Optional[tuple[Result, Mapping[str, Any]]] = None
         problem = ""
@@ -148,7 +195,7 @@ class Ranks:
             if not isinstance(error, BadInputError):
                 problem, cause = f"{what} ends with {problem}", error
         try:
-            self.agree(result[1] if result is not None else {}, problem)
+            self.agree(result[1] if result is not None else {}, problem, apart)
         except BadInputError as refused:
             raise refused from cause
         assert result is not None
@@ -156,15 +203,15 @@ class Ranks:
 
     def tell(self, error: Exception) -> None:
         """Tells the others why this rank cannot go on in the middle of a step, unless all know it, and ends the connections."""
-        if self.size == 1 or error is self._agreed or self._group is None:
+        if self.world == 1 or error is self._agreed or self._group is None:
             return
-        self._refused = f"rank {self.rank}: {one_line(error)}"
+        self._refused = f"rank {self.number}: {one_line(error)}"
         with contextlib.suppress(RuntimeError):
             store = dist.distributed_c10d._get_default_store()
             store.set(self._key, self._refused)
             self._disconnect(error)
             deadline = time.monotonic() + TOLD_S
-            while store.add(f"{self._key}/read", 0) < self.size - 1 and time.monotonic() < deadline:
+            while store.add(f"{self._key}/read", 0) < self.world - 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
 
     def _read_refused(self) -> None:
@@ -177,8 +224,8 @@ class Ranks:
 
     def agree_on_work(self, flags: int, changed: bool) -> None:
         """Refuses flags, or a call of changed(), in which a rank differs from rank 0."""
-        cells = torch.zeros(self.size, 2, dtype=torch.float64)
-        cells[self.rank] = torch.tensor([flags, changed], dtype=torch.float64)
+        cells = torch.zeros(self.world, 2, dtype=torch.float64)
+        cells[self.number] = torch.tensor([flags, changed], dtype=torch.float64)
         for rank, (other_flags, other_changed) in enumerate(told := self.sum(cells).tolist()):
             if other_flags != told[0][0]:
                 raise BadInputError(f"rank {rank} has other requires_grad flags than rank 0, wanted the same on all ranks")
@@ -203,9 +250,9 @@ class Ranks:
             lost = self._find_lost(peer)
             why = str(error).replace("\n", " ")[:200]
             self._lost = (
-                f"rank {self.rank}: rank {lost} is lost ({why}); start again from the newest checkpoint"
+                f"rank {self.number}: rank {lost} is lost ({why}); start again from the newest checkpoint"
                 if lost is not None
-                else f"rank {self.rank}: a message failed, and no rank is known to be lost ({why})"
+                else f"rank {self.number}: a message failed, and no rank is known to be lost ({why})"
             )
             self._disconnect(error)
             raise RankLostError(self._lost) from error
@@ -229,7 +276,7 @@ class Ranks:
         named: Optional[int] = None
         while named is None:
             here = socket.gethostname()
-            ended = [rank for rank, (host, pid) in enumerate(self._places) if host == here and rank != self.rank and _ended(pid)]
+            ended = [rank for rank, (host, pid) in enumerate(self._places) if host == here and rank != self.number and _ended(pid)]
             said = _read(store)
             named = said if said is not None else ended[0] if ended else None
             if time.monotonic() > deadline:

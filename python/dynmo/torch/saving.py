@@ -51,7 +51,9 @@ def reading_everything(module: nn.Module) -> Iterator[None]:
 
 
 def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[dict[str, Tensor]]:
-    """All parameters and buffers on rank 0, layer by layer; None elsewhere."""
+    """All parameters and buffers on rank 0 of the first replica, layer by layer; None elsewhere."""
+    if ranks.replica != 0:
+        return None
     weights: dict[str, Tensor] = {}
     for index, layer in enumerate(split.layers):
         tensors = {**layer.parameters, **layer.buffers}
@@ -138,7 +140,7 @@ def save(folder: Path, found: dict[str, Any], ranks: Ranks) -> None:
     """Writes a checkpoint of torch.distributed.checkpoint."""
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
-    write(found, checkpoint_id=folder, no_dist=ranks.size == 1)
+    write(found, checkpoint_id=folder, no_dist=ranks.world == 1)
 
 
 def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer]) -> dict[str, Any]:
@@ -165,5 +167,5 @@ def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer:
             target[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
         else:
             target[name] = None
-    read(target, checkpoint_id=folder, no_dist=ranks.size == 1)
+    read(target, checkpoint_id=folder, no_dist=ranks.world == 1)
     return target

@@ -115,7 +115,7 @@ def seed_of(draws: bool, seed: Optional[int], ranks: Ranks) -> Optional[int]:
     if not draws:
         return None
     chosen = int(ranks.gather(torch.initial_seed())[0]) if seed is None else seed
-    if ranks.rank == 0:
+    if ranks.number == 0:
         warnings.warn(
             f"the model draws random numbers (dropout): they follow from seed {chosen}, layer, step and micro-batch, so that no cut "
             "changes them; one rank of dynmo.torch draws the same, a plain loop others"
@@ -199,7 +199,7 @@ def first_plan(
         return read_plan(_document(given), ranks.size, len(split.layers))
     if schedule not in KINDS:
         raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)}")
-    times = ranks.attempt("model: its first measurement", lambda: (_times(split) if ranks.rank == 0 else [], {}))
+    times = ranks.attempt("model: its first measurement", lambda: (_times(split) if ranks.number == 0 else [], {}))
     costs = profile_of(split, ranks.gather(times)[0])
     used = min(ranks.size, len(split.layers))
     balancer = "search" if schedule == "adaptive" else "optimal"
