@@ -91,6 +91,16 @@ def batch_of(case, step):
     return batch
 
 
+def batches_of(case, step):
+    """One for each replica. Their lengths differ; items are counted over all."""
+    replicas = case.get("replicas", 1)
+    batches = [batch_of(case, step * replicas + replica) for replica in range(replicas)]
+    if case.get("items"):
+        items = sum(batch["num_items_in_batch"] for batch in batches)
+        batches = [{**batch, "num_items_in_batch": items} for batch in batches]
+    return batches
+
+
 def freeze(model):
     """The embedding and the first half of the blocks, as a user would."""
     model.get_input_embeddings().requires_grad_(False)
@@ -101,6 +111,13 @@ def freeze(model):
         body.wpe.requires_grad_(False)
 
 
+def freeze_or_thaw(case, model, step):
+    if case.get("freeze") and step == case.get("freeze_at", FREEZE_AT):
+        freeze(model)
+    if step == case.get("thaw_at"):
+        model.requires_grad_(True)
+
+
 def micro_batches_of(case, batch):
     for index in range(case["micro_batches"]):
         part = slice(index * case.get("samples", 1), (index + 1) * case.get("samples", 1))
@@ -108,7 +125,10 @@ def micro_batches_of(case, batch):
 
 
 def train_plainly(case):
-    """The loop of somebody who has one process. Tied models: gradients of both uses are added once a step, if `canonical`."""
+    """The loop of somebody who has one process. Tied models: gradients of both uses are added once a step, if `canonical`.
+
+    Replicas: a buffer of gradients for the batch of each, added in their order.
+    """
     model = make_model(case)
     tied = None
     if case.get("canonical"):
@@ -119,20 +139,30 @@ def train_plainly(case):
     scheduler = make_scheduler(optimizer)
     losses = []
     for step in range(case["steps"]):
-        if case.get("freeze") and step == FREEZE_AT:
-            freeze(model)
+        freeze_or_thaw(case, model, step)
         if tied is not None:
             tied[1].requires_grad_(tied[0].requires_grad)
         total = torch.zeros(())
-        for _ in range(case.get("accumulation", 1)):
-            part_of_total = torch.zeros(())
-            for part in micro_batches_of(case, batch_of(case, step)):
-                with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
-                    loss = model(**part).loss
-                if not case.get("items"):
-                    loss = loss / (case["micro_batches"] * case.get("accumulation", 1))
-                loss.backward()
-                part_of_total += loss.detach()
+        rounds = [torch.zeros(()) for _ in range(case.get("accumulation", 1))]
+        buffers = []
+        for batch in batches_of(case, step):
+            for number in range(len(rounds)):
+                part_of_total = torch.zeros(())
+                for part in micro_batches_of(case, batch):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+                        loss = model(**part).loss
+                    if not case.get("items"):
+                        loss = loss / (case.get("replicas", 1) * case["micro_batches"] * len(rounds))
+                    loss.backward()
+                    part_of_total += loss.detach()
+                rounds[number] += part_of_total
+            buffers.append([parameter.grad for parameter in model.parameters()])
+            model.zero_grad()
+        for parameter, (first, *others) in zip(model.parameters(), zip(*buffers)):
+            for other in others:
+                first = other if first is None else first if other is None else first + other
+            parameter.grad = first
+        for part_of_total in rounds:
             total += part_of_total
         clipped = list(model.parameters())
         if tied is not None and tied[0].requires_grad:

@@ -41,24 +41,41 @@ def searched_plan(rng, layers, ranks, micro_batches):
     return dynmo.plan({"format": "dynmo-profile-1", "layers": costs}, ranks=ranks, micro_batches=micro_batches, balancer="search", schedule="adaptive").document
 
 
-def train(case):
+def reload(case, pipe):
+    """Saves, and loads into another number of replicas."""
+    pipe.save(case["reload"]["folder"])
+    model = torch_cases.make_model({**case, "seed": 99})
+    optimizer = torch_cases.make_optimizer(case, model.parameters())
+    other = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], replicas=case["reload"]["replicas"], balance=False)
+    drop_others(other, case)
+    other.load(case["reload"]["folder"])
+    assert other.steps == case["steps"]
+    return model, optimizer
+
+
+def drop_others(pipe, case):
+    """The first step drops layers of other ranks; its gradients are dropped, too."""
+    pipe.step(**torch_cases.batches_of({**case, "replicas": pipe.replicas}, 0)[pipe.replica])
+    pipe.optimizer.zero_grad()
+
+
+def train(case, after_step=lambda pipe, step: None):
     model = torch_cases.make_model(case)
     optimizer = torch_cases.make_optimizer(case, model.parameters())
     scheduler = torch_cases.make_scheduler(optimizer)
     objects = dict(model.named_parameters())
     rng = random.Random(case.get("seed", 0))
-    options = {"accumulation": case.get("accumulation", 1), "balance": case.get("balance", False)}
+    options = {"accumulation": case.get("accumulation", 1), "balance": case.get("balance", False), "replicas": case.get("replicas", 1)}
     kinds = ("zb-h1", "zb-v", "adaptive") if case.get("apart") else ("1f1b", "gpipe", "interleaved")
     pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=kinds[0], **options)
-    losses, moves = [], 0
+    losses, cuts, moves = [], [], 0
     for step in range(case["steps"]):
-        if case.get("freeze") and step == torch_cases.FREEZE_AT:
-            torch_cases.freeze(model)
+        torch_cases.freeze_or_thaw(case, model, step)
         if case.get("balance") and pipe.balance():
             moves += 1
         if step % 3 == 0:
             assert pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, case["micro_batches"], kinds)).done
-        batch = torch_cases.batch_of(case, step)
+        batch = torch_cases.batches_of(case, step)[pipe.replica]
         total = torch.zeros(())
         with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
             for _ in range(case.get("accumulation", 1) - 1):
@@ -70,10 +87,14 @@ def train(case):
         scheduler.step()
         optimizer.zero_grad()
         losses.append(total.item())
+        cuts.append(pipe.plan.cut)
+        after_step(pipe, step)
     assert moves > 0 or not case.get("balance"), case  # the random plans are worse than the controller's
     for name, parameter in model.named_parameters():
         assert name not in objects or parameter is objects[name], name
-    return torch_cases.result_of(model, optimizer, losses)
+    if case.get("reload"):
+        model, optimizer = reload(case, pipe)
+    return {**torch_cases.result_of(model, optimizer, losses), "cuts": cuts}
 
 
 def main():

@@ -59,17 +59,20 @@ class RankCase(unittest.TestCase):
         said = [process.communicate(timeout=timeout)[0] for process in processes]
         self.assertEqual([process.returncode for process in processes], [0] * ranks, "\n".join(text[-1500:] for text in said))
 
-    def compare(self, cases, ranks, **options):
-        """Trains cases on ranks and plainly; counts tensors that differ."""
+    def compare(self, cases, ranks, script="torch_rank.py", **options):
+        """Trains cases on ranks and plainly; counts tensors that differ, in each replica."""
         torch.save(cases, self.folder / "cases.pt")
         plain = subprocess.run([sys.executable, HERE / "torch_cases.py", self.folder], cwd=HERE, env=environment(), check=False)
         self.assertEqual(plain.returncode, 0)
-        self.run_ranks(ranks, "torch_rank.py", self.folder, **options)
+        self.run_ranks(ranks, script, self.folder, **options)
         for index, case in enumerate(cases):
             with self.subTest(**case):
                 wanted = torch.load(self.folder / f"plain-{index}.pt")
                 parts = [torch.load(self.folder / f"rank-{rank}-{index}.pt") for rank in range(ranks)]
-                self.assert_same(wanted, parts)
+                self.assertEqual([part["cuts"] for part in parts], [parts[0]["cuts"]] * ranks)
+                size = ranks // case.get("reload", case).get("replicas", 1)
+                for first in range(0, ranks, size):
+                    self.assert_same(wanted, parts[first : first + size])
 
     def assert_same(self, wanted, parts):
         for part in parts:
