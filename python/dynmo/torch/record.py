@@ -57,7 +57,8 @@ class Record:
         run = {
             "name": "dynmo.torch", "tokens_per_s": mean("tokens") / mean("step_s"), "step_time_s": mean("step_s"),
             "loss_first": self._facts[0]["loss"], "loss_last": self._facts[-1]["loss"], "loss_digest": "", "bubble": mean("bubble"),
-            "imbalance": mean("imbalance"), "ranks": self._ranks, "replicas": self._replicas, "steps": len(self._facts), "seconds": mean("step_s") * len(self._facts),
+            "imbalance": mean("imbalance"), "ranks": self._ranks, "replicas": self._replicas, "steps": len(self._facts),
+            "seconds": mean("step_s") * len(self._facts),
         }
         return {
             "format": "dynmo-summary-1", "runs": [run], "speedup": 1, "best_speedup": None, "layers_moved": self._moved,
