@@ -127,7 +127,8 @@ class SavedTraining {
   void resume(const SavedTraining& other, const std::string& device, int ranks) {
     std::filesystem::copy(other.folder_.root(), folder_.root(),
                           std::filesystem::copy_options::recursive);
-    for (const auto& saved : *checkpoint::list_checkpoints(folder_.checkpoints())) {
+    const auto checkpoints = checkpoint::list_checkpoints(folder_.checkpoints()).value();
+    for (const auto& saved : checkpoints) {
       if (saved.step > 10) std::filesystem::remove_all(saved.path);
     }
     options_.resume = true;
