@@ -4,9 +4,9 @@
 
 usage: scripts/marks.py
 
-A mark is a digest of files, with every header of ours that they include, and of all that decides what is found in them: compiler,
-tool, options. Marks lie in the cache folder of scripts/setup, and in .ci/clean, which a commit brings: a fresh machine looks only at
-what has changed since. The command writes to .ci/clean what has passed in this checkout: run it once .ci/run has passed.
+A mark is a digest of files, without their comments, with every header of ours that they include, and of all that decides what is found
+in them: compiler, tool, options. Marks lie in the cache folder of scripts/setup, and in .ci/clean, which a commit brings: a fresh
+machine looks only at what has changed since. The command writes to .ci/clean what has passed in this checkout: run it once .ci/run has passed.
 DYNMO_MARKS=none ignores all marks, as `make nightly` does.
 """
 import hashlib
@@ -23,6 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMITTED = ROOT / ".ci" / "clean"
 PASSED = ROOT / "build" / "marks"
 INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+# A comment that tells no tool anything, as a line and behind code.
+COMMENT = re.compile(rb'^[ \t]*//(?!.*NOLINT).*\n|[ \t]+//(?!.*(?:NOLINT|namespace))[^"\n]*$', re.MULTILINE)
 KEEP_DAYS = 30
 
 
@@ -59,7 +61,10 @@ def digest(files, *rules):
     for rule in rules:
         found.update(rule.replace(bytes(ROOT), b"") + b"\0")
     for path in files:
-        found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes().replace(bytes(ROOT), b"") + b"\0")
+        text = path.read_bytes().replace(bytes(ROOT), b"")
+        if path.suffix in (".cpp", ".h"):
+            text = COMMENT.sub(b"", text)
+        found.update(str(path.relative_to(ROOT)).encode() + b"\0" + text + b"\0")
     return found.hexdigest()[:16]
 
 

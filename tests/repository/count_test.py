@@ -109,6 +109,14 @@ class Mark(unittest.TestCase):
         (self.root / "b.h").write_text("long b();\n")
         self.assertNotEqual(self.key(b"-O2"), before)
 
+    def test_leaves_out_comments_that_tell_no_tool_anything(self):
+        source, before = self.root / "a.cpp", self.key()
+        source.write_text('// A comment.\n#include "a.h"  // Another one.\n  // And one.\n')
+        self.assertEqual(self.key(), before)
+        for tells in ("  // NOLINT", "\n// NOLINTNEXTLINE(a)", "\n}  // namespace a", '\nauto a = " // b";'):
+            source.write_text(f'#include "a.h"{tells}\n')
+            self.assertNotEqual(self.key(), before, tells)
+
     def test_reads_a_file_once_that_is_named_by_its_whole_path(self):
         unity = self.root / "unity.cxx"
         unity.write_text(f'#include "{self.root}/a.cpp"\n#include "a.cpp"\n')

@@ -68,6 +68,7 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   for (const char* source :
        {"moe", "pruning", "sparse_attention", "mixture_of_depths", "early_exit"}) {
     config::Config refused = config;
+    refused.train.steps = 10'000;  // each source has something to do
     ASSERT_TRUE(apply_settings(refused, std::vector{fmt::format("{}.enabled=true", source)}));
     const auto valid = validate(refused);
     ASSERT_FALSE(valid) << source;
