@@ -166,7 +166,7 @@ class Elastic(ElasticCase):
         self.assertIn("stopped before step", self.ended(process, code=130))
         self.assertEqual(sorted(losses(run)), list(range(len(losses(run)))))
         # What came while the folder was away is written once it is there.
-        self.assertEqual([event["ranks"] for event in events(run, "size")], [[0, 1, 2], [1, 2], [2]])
+        self.assertEqual([event["ranks"] for event in events(run, "size")], [[1, 2], [2]])
 
     def test_grow(self):
         process = self.start("grown", 2)
