@@ -64,7 +64,7 @@ enum class Overwrite { kNo, kYes };
                                                  const std::filesystem::path& directory,
                                                  Overwrite overwrite = Overwrite::kNo);
 
-// Copies the files of the model's tokenizer to `directory`, as they are beside its data. Returns
+// Copies the files of the model's tokenizer to `directory`, as they are next to its data. Returns
 // their names, or none if the tokenizer is bytes. Fails like tokenizer_of().
 [[nodiscard]] Expected<std::vector<std::string>> export_tokenizer(
     const TrainedModel& model, const std::filesystem::path& directory);

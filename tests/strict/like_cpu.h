@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How far the losses of a device may be from the CPU's.
+// Tolerances of a device's losses against the CPU's.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How often the host waits for the device in a step. The numbers may only fall.
+// Counts of the host's waits for the device in a step. They may only fall.
 #include <gtest/gtest.h>
 
 #include <barrier>

@@ -48,7 +48,7 @@ struct TrainOptions {
   // Makes additional sources of dynamism, behind those of the config.
   dynamism::MakeSources make_sources;
   // The device of this rank, and the channels for bytes in its memory (null: through host memory).
-  // Where run.device is one, run_rank() sets it (rank_process.h).
+  // run_rank() sets it if run.device names a device (rank_process.h).
   struct RankDevice {
     at::Device device = at::kCPU;
     c10d::ChannelTransport* channels = nullptr;
