@@ -57,6 +57,7 @@ MODELS = {
         "cuts": {1: [[4, 4]], 2: [[2, 2, 2, 2]]},
     },
 }
+LOOPS = ("eager", "compile", "eager-deterministic")  # of the peer on one rank
 PEER_SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "interleaved-zb": 2, "zb-v": 2}  # stages a rank
 OUR_SCHEDULES = ("1f1b", "zb-h1", "auto")
 OPTIMIZER = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
@@ -150,7 +151,7 @@ def run_processes(commands, device="cpu"):
 
 def run_peer(options, shape, data, schedule, cut):
     config = {**OPTIMIZER, "schedule": schedule, "cut": cut, "precision": options.precision,
-              "device": options.device, "seed": SEED, "data": str(data / "train.bin"),
+              "device": "cuda" if options.device == "cuda" else "cpu", "seed": SEED, "data": str(data / "train.bin"),
               "steps": shape["steps"], "warmup_steps": shape["warmup"], "micro_batches": shape["micro_batches"],
               "micro_batch_size": shape["micro_batch_size"],
               "model": {**shape["model"], "vocabulary": shape["vocabulary"], "rope_theta": ROPE_THETA,
@@ -161,7 +162,8 @@ def run_peer(options, shape, data, schedule, cut):
     commands = []
     for rank, core in enumerate(options.cores):
         environment = {"RANK": str(rank), "WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                       "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+                       "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore",
+                       "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # asked for by deterministic algorithms
         command = [options.python, str(HERE / "pipelining_peer.py"), json.dumps(config)]
         commands.append((command, environment, core))
     outputs, peak = run_processes(commands, options.device)
@@ -200,7 +202,8 @@ def run_products(options, shape):
     """FLOP/s of all cores at once, in the shape of an MLP's products."""
     m = shape["model"]
     config = {"rows": shape["micro_batch_size"] * m["sequence"], "inner": m["hidden"], "columns": m["intermediate"],
-              "precision": options.precision, "device": options.device, "seconds": 1}
+              "precision": options.precision,
+              "device": "cuda" if options.device == "cuda" else "cpu", "seconds": 1}
     command = [options.python, str(HERE / "product_rate.py"), json.dumps(config)]
     outputs, _ = run_processes([(command, {"OMP_NUM_THREADS": "1"}, core) for core in options.cores])
     return sum(json.loads(output.splitlines()[-1])["flops_per_s"] for output in outputs)
@@ -230,13 +233,13 @@ class Contest:
 
     def entries(self):
         if self.options.ranks == 1:
-            return [("dynmo", "1f1b", ()), ("peer", "eager", ())]
+            return [("dynmo", "1f1b", ()), *(("peer", loop, ()) for loop in self.options.peers)]
         peer = [("peer", s, tuple(self.shape["cuts"][PEER_SCHEDULES[s]][0])) for s in self.options.peer_schedules]
         return [("dynmo", s, ()) for s in self.options.schedules] + peer
 
     def other_cuts(self):
         _, schedule, _ = self.best("peer", 1)[0]
-        if schedule == "eager":
+        if schedule in LOOPS:
             return []
         return [("peer", schedule, tuple(cut)) for cut in self.shape["cuts"][PEER_SCHEDULES[schedule]][1:]]
 
@@ -247,8 +250,15 @@ class Contest:
             result = (run_ours(self.options, shape, self.data, schedule, Path(scratch)) if side == "dynmo"
                       else run_peer(self.options, shape, self.data, schedule, list(cut)))
         self.runs.setdefault(entry, []).append(result)
+        self.write_row({"round": len(self.products), "run": label(entry), "tokens_per_s": self.tokens / result["step_s"], **result})
         say(f"{self.name:7} {label(entry):28} {self.tokens / result['step_s']:9.0f} tokens/s  "
             f"{result['peak_bytes'] / 2**20:6.0f} MiB  loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
+
+    def write_row(self, row):
+        """Appends a run to --rows at once: what ends early has shown what it had."""
+        if self.options.rows:
+            with self.options.rows.open("a") as file:
+                file.write(json.dumps({"model": self.name, "precision": self.options.precision, **row}) + "\n")
 
     def try_all(self, entries):
         for entry in entries:
@@ -271,9 +281,14 @@ class Contest:
         for entry in kept:
             self.runs[entry].clear()
         for index in range(self.options.rounds):
+            begin = time.monotonic()
             for entry in kept if index % 2 == 0 else reversed(kept):
                 self.run(entry)
             self.products.append(run_products(self.options, self.shape))
+            self.write_row({"round": index, "run": "products", "flops_per_s": self.products[-1]})
+            # A round takes about as long as the one before.
+            if 2 * time.monotonic() - begin > self.options.end:
+                break
         self.runs = {e: self.runs[e] for e in kept}
         return self.result(self.best("dynmo", 1)[0], self.best("peer", 1)[0])
 
@@ -350,8 +365,12 @@ def parse():
     parser.add_argument("--models", type=names, default=["small", "medium"], help="of " + ",".join(MODELS))
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: the peer under autocast")
     parser.add_argument("--ranks", type=int, choices=(1, 2), default=2, help="1: beside PyTorch's own loop, without a pipeline")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one rank on a GPU")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", choices=("cpu", "cuda", "strict"), default="cpu",
+                        help="cuda: one rank on a GPU; strict: a program of the tests, its peer on the CPU")
+    parser.add_argument("--peers", type=names, default=["eager"], help="with --ranks 1: loops of the peer, of " + ",".join(LOOPS))
+    parser.add_argument("--rounds", type=int, default=10, help="at most")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no round begins that would end later")
+    parser.add_argument("--rows", type=Path, help="file for a line of JSON after each run")
     parser.add_argument("--keep", type=int, default=1, help="schedules of each side that run in the rounds")
     parser.add_argument("--schedules", type=names, default=list(OUR_SCHEDULES), help="ours to try")
     parser.add_argument("--peer-schedules", type=names, default=[s for s in PEER_SCHEDULES if s != "gpipe"],
@@ -359,7 +378,8 @@ def parse():
     parser.add_argument("--cores", type=lambda text: [int(c) for c in text.split(",")], help="a core a rank to pin to")
     parser.add_argument("--out", type=Path, help="JSON file for everything that was measured")
     options = parser.parse_args()
-    for given, known, what in ((options.models, MODELS, "--models"), (options.peer_schedules, PEER_SCHEDULES, "--peer-schedules")):
+    for given, known, what in ((options.models, MODELS, "--models"), (options.peer_schedules, PEER_SCHEDULES, "--peer-schedules"),
+                               (options.peers, LOOPS, "--peers")):
         for name in given:
             if name not in known:
                 parser.error(f"{what} has '{name}', wanted some of {', '.join(known)}")
@@ -376,8 +396,9 @@ def parse():
         parser.error(f"{len(options.cores)} cores, wanted {options.ranks}")
     if options.ranks == 1 and (options.schedules != list(OUR_SCHEDULES) or "--peer-schedules" in " ".join(sys.argv)):
         parser.error("--ranks 1 has no schedules: leave out --schedules and --peer-schedules")
-    if options.device == "cuda" and options.ranks != 1:
-        parser.error("--device cuda: wanted --ranks 1")
+    if options.device != "cpu" and options.ranks != 1:
+        parser.error(f"--device {options.device}: wanted --ranks 1")
+    options.end = time.monotonic() + options.seconds
     if options.rounds < 1 or options.keep < 1:
         parser.error("--rounds and --keep: wanted 1 or more")
     return options

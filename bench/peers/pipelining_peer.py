@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the peer that compare.py measures `dynmo train` against: the same Llama decoder, trained
-by torch.distributed.pipelining over Gloo on the CPU, or by itself on one rank of a CPU or GPU ("eager").
+by torch.distributed.pipelining over Gloo on the CPU, or by itself on one rank of a CPU or GPU: "eager", "compile"
+(torch.compile) or "eager-deterministic" (equal bits each time).
 
 Written as its users would write it for speed: libtorch's own rms_norm, fused attention and
 cross_entropy, fused AdamW, one thread a rank, no synchronization but the schedule's own. Started by
@@ -10,7 +11,7 @@ compare.py with the usual RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one JSON a
   model: hidden, blocks, heads, kv_heads, intermediate, sequence, vocabulary, rope_theta, std
   data (a .bin of uint16 tokens), micro_batches, micro_batch_size, steps, warmup_steps, learning_rate,
   beta1, beta2, epsilon, weight_decay, precision (fp32 | bf16), schedule, cut (blocks a stage; not for
-  eager), seed, device (cpu | cuda: eager alone)
+  those of one rank), seed, device (cpu | cuda: one rank alone)
 
 Rank 0 prints one JSON line: seconds of the timed steps; the rank of the last stage prints the losses.
 """
@@ -191,12 +192,16 @@ class Eager:
     def __init__(self, c):
         self.device, self.micro_batches = c["device"], c["micro_batches"]
         self.modules = [Stage(c["model"], c["model"]["blocks"], True, True, c["precision"], self.device).to(self.device)]
+        self.model = self.modules[0]
+        if c["schedule"] == "compile":
+            # What a GPU gains by Inductor, a CPU here need not wait for.
+            self.model = torch.compile(self.model, backend="inductor" if self.device == "cuda" else "aot_eager")
 
     def step(self, tokens, targets):
         losses = []
         rows = zip(tokens.to(self.device).chunk(self.micro_batches), targets.to(self.device).chunk(self.micro_batches))
         for inputs, wanted in rows:
-            loss = loss_of(self.modules[0](inputs), wanted)
+            loss = loss_of(self.model(inputs), wanted)
             (loss / self.micro_batches).backward()
             losses.append(loss.detach())
         return losses
@@ -211,7 +216,8 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(c["seed"] + int(os.environ["RANK"]))
     dist.init_process_group("gloo")
-    work = Eager(c) if c["schedule"] == "eager" else Pipelined(c)
+    torch.use_deterministic_algorithms(c["schedule"] == "eager-deterministic")
+    work = Pipelined(c) if c["schedule"] in SCHEDULES else Eager(c)
     optimizer = optimizer_of(work.modules, c)
     batches = Batches(c)
     losses = []
