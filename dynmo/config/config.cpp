@@ -276,9 +276,6 @@ Expected<void> check_emulation(const Config& c) {
 
 Expected<void> check_elasticity(const Config& c) {
   const Config::Elastic& e = c.elastic;
-  DYNMO_TRY(require(!e.enabled || !on_device(c), "elastic.enabled", "true",
-                    fmt::format("false with run.device = {}: groups of devices do not change yet",
-                                c.run.device)));
   DYNMO_TRY(require(!e.listen.empty(), "elastic.listen", "''",
                     "auto, loopback or an address of this host"));
   return require(e.pack_ranks == 0 || e.pack_ranks >= e.ranks_min, "elastic.pack_ranks",

@@ -27,27 +27,34 @@ TensorView<Byte> view(const at::Tensor& tensor, std::string name, TensorKind kin
           .bytes = {static_cast<Byte*>(tensor.data_ptr()), tensor.nbytes()}};
 }
 
-// `State` is LayerState or const LayerState, `Byte` std::byte with the same constness.
-template <typename Byte, typename State>
-std::vector<TensorView<Byte>> views(State& state) {
-  std::vector<TensorView<Byte>> result;
-  const auto add_all = [&](at::Tensor Parameter::*tensor, const char* suffix, TensorKind kind) {
+// Calls visit(tensor, its owner's name, what follows it, kind) in the order of tensors().
+template <typename Visit>
+void visit_tensors(const LayerState& state, const Visit& visit) {
+  const auto visit_all = [&](at::Tensor Parameter::*tensor, const char* suffix, TensorKind kind) {
     for (const Parameter& parameter : state.parameters) {
-      result.push_back(view<Byte>(parameter.*tensor, parameter.name + suffix, kind));
+      visit(parameter.*tensor, parameter.name, suffix, kind);
     }
   };
-  add_all(&Parameter::value, "", TensorKind::kValue);
+  visit_all(&Parameter::value, "", TensorKind::kValue);
   if (!state.frozen) {
-    add_all(&Parameter::first_moment, ".first_moment", TensorKind::kFirstMoment);
-    add_all(&Parameter::second_moment, ".second_moment", TensorKind::kSecondMoment);
+    visit_all(&Parameter::first_moment, ".first_moment", TensorKind::kFirstMoment);
+    visit_all(&Parameter::second_moment, ".second_moment", TensorKind::kSecondMoment);
   }
   for (const Parameter& parameter : state.parameters) {
     if (!parameter.mask.defined()) continue;
-    result.push_back(view<Byte>(parameter.mask, parameter.name + ".mask", TensorKind::kMask));
+    visit(parameter.mask, parameter.name, ".mask", TensorKind::kMask);
   }
   for (const Buffer& buffer : state.buffers) {
-    result.push_back(view<Byte>(buffer.value, buffer.name, TensorKind::kBuffer));
+    visit(buffer.value, buffer.name, "", TensorKind::kBuffer);
   }
+}
+
+template <typename Byte>
+std::vector<TensorView<Byte>> views(const LayerState& state) {
+  std::vector<TensorView<Byte>> result;
+  visit_tensors(
+      state, [&](const at::Tensor& tensor, const std::string& name, const char* suffix,
+                 TensorKind kind) { result.push_back(view<Byte>(tensor, name + suffix, kind)); });
   return result;
 }
 
@@ -89,9 +96,9 @@ std::vector<ConstNamedTensor> tensors(const LayerState& state) {
 
 Bytes tensor_bytes(const LayerState& state) {
   Bytes total;
-  for (const ConstNamedTensor& tensor : tensors(state)) {
-    total += Bytes{static_cast<std::int64_t>(tensor.bytes.size())};
-  }
+  visit_tensors(state, [&](const at::Tensor& tensor, const std::string&, const char*, TensorKind) {
+    total += Bytes{static_cast<std::int64_t>(tensor.nbytes())};
+  });
   return total;
 }
 

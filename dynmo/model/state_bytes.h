@@ -63,7 +63,8 @@ using ConstNamedTensor = TensorView<const std::byte>;
 // moments. Gradients are not included: a state moves between steps, when they are zero.
 [[nodiscard]] std::vector<NamedTensor> tensors(LayerState& state);
 [[nodiscard]] std::vector<ConstNamedTensor> tensors(const LayerState& state);
-[[nodiscard]] Bytes tensor_bytes(const LayerState& state);  // sum of the views
+// Returns the sum of their sizes, for a state on any device.
+[[nodiscard]] Bytes tensor_bytes(const LayerState& state);
 
 // Everything except the tensors. `layout` is a digest of names, shapes, types of buffers and decay
 // flags.

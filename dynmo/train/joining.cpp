@@ -10,10 +10,12 @@
 #include <thread>
 #include <utility>
 
+#include "dynmo/c10d/device_kinds.h"
 #include "dynmo/core/check.h"
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/process/late_ranks.h"
 #include "dynmo/process/line_server.h"
+#include "dynmo/process/rank_environment.h"
 #include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/run.h"
 #include "dynmo/train/setup/inputs.h"
@@ -141,12 +143,21 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
     DYNMO_ASSIGN(const Inputs inputs, open_inputs(options));
     request.build = this_build(options.config, inputs);
   }
+  if (on_device(options.config)) {
+    DYNMO_TRY(c10d::device_kind(options.config.run.device).load());
+  }
   request.newcomer = self;
   // A group may not come to be because of another newcomer, or of the way from here to a rank.
+  const auto environment = process::rank_environment();
+  const bool launched = environment && *environment;
   for (int tries = 1;; ++tries) {
     LineClient leader;
     DYNMO_ASSIGN(const elastic::Place place,
                  stand_by(join, request, process.reporter, where, leader));
+    // Numbers go on where the launcher's end, so that newcomers share out the devices of a host.
+    DYNMO_ASSIGN(
+        options.rank_device,
+        open_rank_device(options.config, launched ? (*environment)->local_rank : place.member));
     // Before, it may just end. From here on others count on it: those that take it as a rank would
     // lose it before it has heard so.
     leave_on_sigterm();

@@ -75,6 +75,40 @@ Expected<void> check_asked_ranks(const config::Config& config) {
                     config.pipeline.ranks * config.pipeline.replicas);
 }
 
+Expected<TrainOptions::RankDevice> open_rank_device(const config::Config& config, int local_rank) {
+  TrainOptions::RankDevice opened;
+  if (!on_device(config)) return opened;
+  const c10d::DeviceKind kind = c10d::device_kind(config.run.device);
+  DYNMO_ASSIGN(opened.device, kind.open(local_rank));
+  DYNMO_CHECK(opened.device.type() == kind.type, "a device of '{}', got {}", kind.name,
+              opened.device.str());
+  return opened;
+}
+
+namespace {
+
+// Connects channels between the devices of the ranks, if the run can have some, and says which way
+// messages take.
+Expected<void> connect_devices(c10d::Group& group, const c10d::GroupOptions& group_options,
+                               TrainOptions& options, c10d::NcclTransport& nccl) {
+  if (!on_device(options.config)) return {};
+  TrainOptions::RankDevice& mine = options.rank_device;
+  const c10d::DeviceKind kind = c10d::device_kind(options.config.run.device);
+  if (options.config.elastic.enabled) {
+    nccl.why_not = "the ranks of an elastic run change";
+  } else if (kind.connect == nullptr) {
+    nccl.why_not = "the device has no channels";
+  } else {
+    DYNMO_ASSIGN(nccl, kind.connect(group, group_options, mine.device));
+  }
+  mine.channels = nccl.channels.get();
+  mine.text = fmt::format("{}: activations and gradients pass {}", mine.device.str(),
+                          nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
+  return {};
+}
+
+}  // namespace
+
 Expected<void> run_rank(const RankProcess& process) {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
   DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
@@ -83,13 +117,8 @@ Expected<void> run_rank(const RankProcess& process) {
   DYNMO_TRY(check_meets_elsewhere(process.options.config));
   DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
   TrainOptions train_options = process.options;
-  at::Device& device = train_options.rank_device.device;
-  std::optional<c10d::DeviceKind> kind;
-  if (on_device(train_options.config)) {
-    kind = c10d::device_kind(train_options.config.run.device);
-    DYNMO_ASSIGN(device, kind->open(environment->local_rank));
-    DYNMO_CHECK(device.type() == kind->type, "a device of '{}', got {}", kind->name, device.str());
-  }
+  DYNMO_ASSIGN(train_options.rank_device,
+               open_rank_device(train_options.config, environment->local_rank));
   at::set_num_threads(1);
   check_context().rank = environment->rank.value;
   c10d::GroupOptions options = c10d::group_options(*environment);
@@ -105,17 +134,7 @@ Expected<void> run_rank(const RankProcess& process) {
   process::tell_launcher_met(environment->rank.value);
   const std::unique_ptr<C10dGroups> groups = *std::move(joined);
   c10d::NcclTransport nccl;
-  if (kind) {
-    if (kind->connect != nullptr) {
-      DYNMO_ASSIGN(nccl, kind->connect(*groups->in_force(), options, device));
-    } else {
-      nccl.why_not = "the device has no channels";
-    }
-    train_options.rank_device.channels = nccl.channels.get();
-    train_options.rank_device.text =
-        fmt::format("{}: activations and gradients pass {}", device.str(),
-                    nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
-  }
+  DYNMO_TRY(connect_devices(*groups->in_force(), options, train_options, nccl));
   if (environment->rank == WorldRank(0) && asks_for_others(train_options.config, *environment)) {
     process.reporter.line(
         fmt::format("ranks    {} of the launcher: pipeline.ranks = {} counts ranks that `dynmo "
@@ -144,9 +163,7 @@ Expected<std::string> dry_run_text(const TrainOptions& options,
   if (environment && environment->rank != WorldRank(0)) return std::string();
   DYNMO_TRY(validate(options.config));
   TrainOptions here = options;
-  if (on_device(here.config)) {
-    DYNMO_ASSIGN(here.rank_device.device, c10d::device_kind(here.config.run.device).open(0));
-  }
+  DYNMO_ASSIGN(here.rank_device, open_rank_device(here.config, 0));
   at::set_num_threads(1);
   if (cluster) {
     const std::int64_t wanted = std::exchange(here.config.pipeline.ranks, cluster->size());

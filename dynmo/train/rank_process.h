@@ -33,6 +33,11 @@ struct RankProcess {
 // ranks.
 [[nodiscard]] Expected<void> check_asked_ranks(const config::Config& config);
 
+// Opens the device that run.device names, if it names one, for the calling thread. `local_rank` is
+// the rank's number on this host. It has no channels yet. Returns kBadInput if there is none.
+[[nodiscard]] Expected<TrainOptions::RankDevice> open_rank_device(const config::Config& config,
+                                                                  int local_rank);
+
 // Trains as a rank. First refuses a config that is not valid, or whose replicas do not divide the
 // ranks. Then joins the group of the environment, trains, and leaves the group, or ends it for all
 // after an error. Uses one thread for tensor operations. The caller prints the error and ends the

@@ -42,9 +42,7 @@ Expected<std::string> Snapshots::missing_memory(const GroupRun& group, const ela
                                                 transport::Transport& transport) const {
   Bytes layers;
   for (const auto& [id, layer] : group.pipeline().states()) {
-    for (const model::ConstNamedTensor& tensor : model::tensors(layer)) {
-      layers += Bytes{static_cast<std::int64_t>(tensor.bytes.size())};
-    }
+    layers += model::tensor_bytes(layer);
   }
   const bool has_some = group.pipeline().state().snapshot.has_value();
   const std::array mine = {static_cast<double>(layers.value),

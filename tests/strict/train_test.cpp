@@ -60,11 +60,6 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   EXPECT_TRUE(validate(config));
   EXPECT_TRUE(on_device(config));
   EXPECT_EQ(identity(config), identity(cpu)) << "a run moves from one device to another";
-  config::Config elastic = config;
-  elastic.elastic.enabled = true;
-  EXPECT_EQ(validate(elastic).error().message,
-            "elastic.enabled is true, wanted false with run.device = strict: groups of devices do "
-            "not change yet");
   for (const char* source :
        {"moe", "pruning", "sparse_attention", "mixture_of_depths", "early_exit"}) {
     config::Config refused = config;

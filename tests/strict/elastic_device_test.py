@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic runs on a device: ranks leave, join and are killed, and losses and checkpoints are those of an undisturbed run there.
+
+DYNMO is a dynmo that has the device in its table, DYNMO_DEVICE its name, strict if it is not set.
+"""
+import os
+import unittest
+
+from elastic_case import events
+from survival_case import SurvivalCase
+
+
+class ElasticOnDevice(SurvivalCase):
+    STEPS = 60
+    SETTINGS = (f"run.device={os.environ.get('DYNMO_DEVICE', 'strict')}", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=5", "checkpoint.keep=1000",
+                "freezing.enabled=true", "freezing.start=0.1", "freezing.end=0.6", "model.hidden=16", "model.blocks=2",
+                "model.heads=2", "model.intermediate=24")
+
+    def setUp(self):
+        super().setUp()
+        self.twin("twin", 2)
+
+    def test_a_size_that_changes_changes_no_bit(self):
+        process = self.start("sizes", 3)
+        self.assertIn("drained", self.done("sizes", "drain", "1"))
+        joiner = self.join("sizes")
+        self.until(process, lambda: self.ranks("sizes") == [0, 2, 3])
+        self.ended(process)
+        self.assertIn("joined as rank 3", self.ended(joiner))
+        self.assertEqual([len(event["ranks"]) for event in events(self.folder / "sizes", "size")], [2, 3])
+        self.assert_as_twin("sizes", "twin")
+
+    def test_a_leader_that_is_killed_changes_no_bit(self):
+        output = self.hunted("killed", 3, [0], first=5)
+        self.assertIn("pass through host memory: the ranks of an elastic run change", output)
+        self.assertEqual(self.recoveries("killed", "from"), ["snapshot"])
+        self.assert_as_twin("killed", "twin")
+
+
+if __name__ == "__main__":
+    unittest.main()
