@@ -12,7 +12,7 @@ from survival_case import SurvivalCase
 
 class ElasticOnDevice(SurvivalCase):
     STEPS = 60
-    SETTINGS = (f"run.device={os.environ.get('DYNMO_DEVICE', 'strict')}", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=5", "checkpoint.keep=1000",
+    SETTINGS = (f"run.device={os.environ.get('DYNMO_DEVICE', 'strict')}", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=25", "checkpoint.keep=1000",
                 "freezing.enabled=true", "freezing.start=0.1", "freezing.end=0.6", "model.hidden=16", "model.blocks=2",
                 "model.heads=2", "model.intermediate=24")
 
