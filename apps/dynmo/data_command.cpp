@@ -215,8 +215,8 @@ void add_prepare_command(CLI::App& data, Command& chosen) {
       ->capture_default_str();
   prepare
       ->add_option("--tokenizer", options.tokenizer,
-                   "bytes; sentencepiece: train one on the text; or the file of a SentencePiece "
-                   "model, such as a Hugging Face tokenizer.model")
+                   "bytes; sentencepiece: train one on the text; or a Hugging Face tokenizer.json "
+                   "(byte-level BPE) or tokenizer.model, or a folder with one")
       ->capture_default_str();
   prepare->add_option("--vocabulary,--vocab", flags->vocabulary,
                       "Tokens of the tokenizer to train [8000]");
@@ -386,8 +386,9 @@ void add_inspect_command(CLI::App& data, Command& chosen) {
                    "Prepared folder, PREFIX of PREFIX.bin and .idx, or a folder of such pairs")
       ->required();
   inspect->add_option("--document", flags->document, "Which one to show")->capture_default_str();
-  inspect->add_option("--tokenizer", flags->tokenizer,
-                      "Of shards without dataset.json: bytes, or a SentencePiece model");
+  inspect->add_option(
+      "--tokenizer", flags->tokenizer,
+      "Of shards without dataset.json: bytes, a tokenizer.json or a tokenizer.model");
   inspect->add_flag("--ids", flags->ids, "Show the document as token ids");
   inspect->add_flag("--json", flags->json, "Print JSON, with the whole document");
   run_when_parsed(inspect, chosen, flags, run_inspect);

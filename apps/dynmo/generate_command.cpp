@@ -162,8 +162,10 @@ void add_generate_command(CLI::App& app, Command& chosen) {
                    "With --prompt-tokens: safetensors file to write the scores after every "
                    "token to")
       ->option_text("FILE");
-  command->add_option("--tokenizer", flags->tokenizer,
-                      "Prepared folder or SentencePiece model; default: that of the run's data");
+  command->add_option(
+      "--tokenizer", flags->tokenizer,
+      "Prepared folder, tokenizer.json or tokenizer.model; default: that of the run's "
+      "data");
   command->add_option("--tokens", flags->sampling.tokens, "Tokens to make at most")
       ->capture_default_str();
   command

@@ -6,6 +6,7 @@
 #include "dynmo/core/fields.h"
 #include "dynmo/core/files.h"
 #include "dynmo/data/sentence_piece.h"
+#include "dynmo/data/tokenizer_json.h"
 
 namespace dynmo::data {
 namespace {
@@ -48,7 +49,7 @@ void list_fields(IsA<ShardSummary> auto& shard, auto& visit) {
 void list_fields(IsA<DatasetDescription> auto& description, auto& visit) {
   visit.format(kFormat);
   visit("tokenizer", description.tokenizer);
-  if (description.tokenizer == kSentencePieceTokenizer) {
+  if (!tokenizer_file(description.tokenizer).empty()) {
     visit("tokenizer_digest", description.tokenizer_model);
   }
   visit("vocabulary", description.vocabulary, kVocabulary);
@@ -59,14 +60,20 @@ void list_fields(IsA<DatasetDescription> auto& description, auto& visit) {
   visit("validation", description.validation);
 }
 void check_fields(const IsA<DatasetDescription> auto& description, JsonObject& object) {
-  if (description.tokenizer != kByteTokenizer && description.tokenizer != kSentencePieceTokenizer) {
-    object.fail("tokenizer", fmt::format("is '{}', wanted {} or {}", description.tokenizer,
-                                         kByteTokenizer, kSentencePieceTokenizer));
+  if (description.tokenizer != kByteTokenizer && tokenizer_file(description.tokenizer).empty()) {
+    object.fail("tokenizer", fmt::format("is '{}', wanted {}, {} or {}", description.tokenizer,
+                                         kByteTokenizer, kSentencePieceTokenizer, kByteLevelBpe));
   }
   const auto [vocabulary, end] = std::pair(description.vocabulary, description.end_of_document);
   if (end < 0 || end >= vocabulary) {
     object.fail("end_of_document", fmt::format("is {}, wanted a token below {}", end, vocabulary));
   }
+}
+
+std::string tokenizer_file(std::string_view kind) {
+  return kind == kSentencePieceTokenizer ? kTokenizerFile
+         : kind == kByteLevelBpe         ? kTokenizerJsonFile
+                                         : "";
 }
 
 std::string tokenizer_name(const DatasetDescription& description) {
@@ -103,7 +110,7 @@ Expected<Dataset> open_dataset(const std::filesystem::path& folder) {
 Expected<std::unique_ptr<const Tokenizer>> tokenizer_of(const std::filesystem::path& folder,
                                                         const DatasetDescription& description) {
   if (description.tokenizer == kByteTokenizer) return make_byte_tokenizer();
-  const std::filesystem::path path = folder / kTokenizerFile;
+  const std::filesystem::path path = folder / tokenizer_file(description.tokenizer);
   DYNMO_ASSIGN(std::string model, read_file(path));
   if (digest_of(model) != description.tokenizer_model) {
     return make_error(ErrorCode::kBadInput,
@@ -111,7 +118,13 @@ Expected<std::unique_ptr<const Tokenizer>> tokenizer_of(const std::filesystem::p
                       "that of dataset.json): put that back, or prepare the data again",
                       path.string());
   }
-  return read_sentence_piece(std::move(model), path.string());
+  if (description.tokenizer == kSentencePieceTokenizer) {
+    return read_sentence_piece(std::move(model), path.string());
+  }
+  return read_tokenizer_json(std::move(model), path.string(),
+                             {.id = description.end_of_document,
+                              .content = {},
+                              .origin = (folder / kDescriptionFile).string()});
 }
 
 Expected<void> verify(const Dataset& dataset) {

@@ -15,12 +15,15 @@
 namespace dynmo::data {
 
 inline constexpr const char* kDescriptionFile = "dataset.json";
-inline constexpr const char* kTokenizerFile = "tokenizer.model";  // absent if it is bytes
+// Of SentencePiece, and of byte-level BPE. If the tokenizer is bytes, there is neither.
+inline constexpr const char* kTokenizerFile = "tokenizer.model";
+inline constexpr const char* kTokenizerJsonFile = "tokenizer.json";
+inline constexpr const char* kTokenizerSettingsFile = "tokenizer_config.json";  // beside the latter
 
 // dataset.json, "format": "dynmo-dataset-1".
 struct DatasetDescription {
-  std::string tokenizer;             // kByteTokenizer or kSentencePieceTokenizer
-  Digest tokenizer_model = {};       // of tokenizer.model; zeros if it is bytes
+  std::string tokenizer;             // kByteTokenizer, kSentencePieceTokenizer or kByteLevelBpe
+  Digest tokenizer_model = {};       // of tokenizer_file(); zeros if it is bytes
   std::int32_t vocabulary = 0;       // tokens are below it
   std::int32_t end_of_document = 0;  // the token that ends each document
   std::uint64_t seed = 0;
@@ -38,6 +41,9 @@ struct Dataset {
   TokenShard validation;  // may have no tokens
 };
 
+// Returns the name of the file of a kind of tokenizer in a prepared folder, or "" for bytes.
+[[nodiscard]] std::string tokenizer_file(std::string_view kind);
+
 // Returns the name of the tokenizer: "bytes", or the digest of its model as text.
 [[nodiscard]] std::string tokenizer_name(const DatasetDescription& description);
 [[nodiscard]] std::string tokenizer_name(const Tokenizer& tokenizer);
@@ -52,7 +58,7 @@ struct Dataset {
 // dataset.json. Does not read the tokens: see verify(). Returns kBadInput with the file.
 [[nodiscard]] Expected<Dataset> open_dataset(const std::filesystem::path& folder);
 
-// Returns the tokenizer of a prepared folder. Returns kBadInput if tokenizer.model is missing, or
+// Returns the tokenizer of a prepared folder. Returns kBadInput if its file is missing, or
 // has another digest than in the description.
 [[nodiscard]] Expected<std::unique_ptr<const Tokenizer>> tokenizer_of(
     const std::filesystem::path& folder, const DatasetDescription& description);

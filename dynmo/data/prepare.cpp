@@ -92,8 +92,9 @@ Expected<void> check_out_folder(std::span<const fs::path> paths, const Corpus& c
                       out, text.string());
   }
   const bool set = std::ranges::find(names, kDescriptionFile) != names.end();
-  static constexpr std::array<std::string_view, 5> kOwn = {
-      "train.bin", "train.idx", "validation.bin", "validation.idx", kTokenizerFile};
+  static constexpr std::array<std::string_view, 7> kOwn = {
+      "train.bin",    "train.idx",        "validation.bin",      "validation.idx",
+      kTokenizerFile, kTokenizerJsonFile, kTokenizerSettingsFile};
   // What a preparation that was killed at its end leaves.
   const bool left = std::ranges::all_of(
       names, [](std::string_view name) { return std::ranges::find(kOwn, name) != kOwn.end(); });
@@ -360,7 +361,8 @@ Expected<PrepareReport> Preparation::finish() {
   }
   // A folder without dataset.json is no data set: from here until the new one is written.
   std::error_code fault;
-  for (const char* name : {kDescriptionFile, kTokenizerFile}) {
+  for (const char* name :
+       {kDescriptionFile, kTokenizerFile, kTokenizerJsonFile, kTokenizerSettingsFile}) {
     const fs::path old = options_.out / name;
     if (fs::remove(old, fault)) DYNMO_TRY(sync_directory(options_.out));
     if (fault) {
@@ -374,7 +376,12 @@ Expected<PrepareReport> Preparation::finish() {
     report_.held_out = HeldOutKind::kNothing;
   }
   const std::string_view model = tokenizer_->model();
-  if (!model.empty()) DYNMO_TRY(write_file_durably(options_.out / kTokenizerFile, model));
+  if (!model.empty()) {
+    DYNMO_TRY(write_file_durably(options_.out / tokenizer_file(tokenizer_->kind()), model));
+  }
+  if (const std::string settings = tokenizer_->settings(); !settings.empty()) {
+    DYNMO_TRY(write_file_durably(options_.out / kTokenizerSettingsFile, settings));
+  }
   report_.vocabulary = tokenizer_->vocabulary();
   report_.tokenizer = tokenizer_->kind();
   DYNMO_TRY(write_description(options_.out,

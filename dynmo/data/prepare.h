@@ -106,10 +106,10 @@ struct PrepareReport {
 // first is held out. If there is none, or the draw takes all, the end of the longest document is
 // held out. A tokenizer is trained on lines drawn from the other text.
 //
-// Writes train.{bin,idx}, validation.{bin,idx}, tokenizer.model (unless it is bytes) and last
-// dataset.json, durably. A folder has a dataset.json only if it is complete. Memory does not grow
-// with the text: 12 bytes a document, about 40 MiB a job, a name a file. If a tokenizer is trained,
-// it takes some ten times `training_bytes`, but at most about half a GiB.
+// Writes train.{bin,idx}, validation.{bin,idx}, the tokenizer's file (unless it is bytes) and
+// last dataset.json, durably. A folder has a dataset.json only if it is complete. Memory does not
+// grow with the text: 12 bytes a document, about 40 MiB a job, a name a file. If a tokenizer is
+// trained, it takes some ten times `training_bytes`, but at most about half a GiB.
 //
 // Returns kBadInput if `out` contains other files or the text, or a path does not exist. Also for a
 // JSON line without `text_key` (names file and line), options out of range, or no text. Also

@@ -174,12 +174,6 @@ Error explain(const std::string& said, const SentencePieceOptions& options) {
 
 Expected<std::unique_ptr<const Tokenizer>> read_sentence_piece(std::string model,
                                                                const std::string& origin) {
-  if (model.starts_with('{')) {
-    return make_error(ErrorCode::kBadInput,
-                      "'{}' is JSON, wanted a SentencePiece model: the file beside it that is "
-                      "called tokenizer.model",
-                      origin);
-  }
   auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
   if (model.empty() || !processor->LoadFromSerializedProto(model).ok() ||
       processor->GetPieceSize() < 1) {

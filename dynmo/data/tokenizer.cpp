@@ -4,6 +4,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/data/dataset.h"
 #include "dynmo/data/sentence_piece.h"
+#include "dynmo/data/tokenizer_json.h"
 
 namespace dynmo::data {
 namespace {
@@ -37,16 +38,20 @@ Expected<std::unique_ptr<const Tokenizer>> open_tokenizer(const std::string& nam
       DYNMO_ASSIGN(const DatasetDescription description, read_description(path));
       return tokenizer_of(path, description);
     }
-    path /= kTokenizerFile;
+    const bool pieces = std::filesystem::exists(path / kTokenizerFile, fault);
+    const bool json = std::filesystem::exists(path / kTokenizerJsonFile, fault);
+    path /= json && !pieces ? kTokenizerJsonFile : kTokenizerFile;
   }
   if (!std::filesystem::is_regular_file(path, fault)) {
     return make_error(ErrorCode::kBadInput,
                       "tokenizer '{}' is not there, wanted bytes, a SentencePiece model such as "
-                      "tokenizer.model, or a folder with one",
+                      "tokenizer.model, a tokenizer.json, or a folder with one",
                       path.string());
   }
   DYNMO_ASSIGN(std::string model, read_file(path));
-  return read_sentence_piece(std::move(model), path.string());
+  if (!model.starts_with('{')) return read_sentence_piece(std::move(model), path.string());
+  DYNMO_ASSIGN(const DocumentEnd end, find_document_end(path.parent_path()));
+  return read_tokenizer_json(std::move(model), path.string(), end);
 }
 
 std::string decode(const Tokenizer& tokenizer, std::span<const std::int32_t> tokens) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Converts text to token ids and back. There are two kinds. Bytes need no training and no file, and
-// keep the vocabulary small. The others are SentencePiece models, trained here or elsewhere.
+// Converts text to token ids and back. There are three kinds. Bytes need no training and no file,
+// and keep the vocabulary small. SentencePiece models are trained here or elsewhere. A
+// tokenizer.json of Hugging Face is read if it is a byte-level BPE.
 
 #include <cstdint>
 #include <filesystem>
@@ -18,6 +19,7 @@ namespace dynmo::data {
 
 inline constexpr std::string_view kByteTokenizer = "bytes";
 inline constexpr std::string_view kSentencePieceTokenizer = "sentencepiece";
+inline constexpr std::string_view kByteLevelBpe = "byte-level-bpe";
 inline constexpr std::int32_t kByteVocabulary = 257;
 inline constexpr std::int32_t kByteEndOfDocument = 256;
 
@@ -38,9 +40,11 @@ class Tokenizer {
   [[nodiscard]] virtual std::string text_of(std::int32_t token) const = 0;
   // Returns whether encode() puts a space before a text that has none there.
   [[nodiscard]] virtual bool adds_space() const = 0;
-  // Returns the serialized model from which read_sentence_piece() makes this tokenizer, or "" for
+  // Returns the content of the file from which open_tokenizer() makes this tokenizer, or "" for
   // bytes.
   [[nodiscard]] virtual std::string_view model() const = 0;
+  // Returns the content of a tokenizer_config.json beside that file, or "" if it needs none.
+  [[nodiscard]] virtual std::string settings() const { return {}; }
 
  protected:
   Tokenizer() = default;
@@ -49,9 +53,9 @@ class Tokenizer {
 // Makes the tokenizer whose ids 0 to 255 are the bytes of the text. 256 ends a document.
 [[nodiscard]] std::unique_ptr<const Tokenizer> make_byte_tokenizer();
 
-// Opens the tokenizer `name`: "bytes", a SentencePiece model's file, or a folder with one. Such
-// files are the tokenizer.model of a Hugging Face Llama or of a prepared folder. A folder without
-// one has bytes, if its dataset.json says so. Returns kBadInput for anything else.
+// Opens the tokenizer `name`: "bytes", a SentencePiece model, a tokenizer.json, or a folder with
+// one of them. In a folder with both the former is taken, and dataset.json decides if there is one.
+// Returns kBadInput for anything else.
 [[nodiscard]] Expected<std::unique_ptr<const Tokenizer>> open_tokenizer(const std::string& name);
 
 // Returns the text of a whole document. It equals the text that encode() was given, if the

@@ -94,7 +94,8 @@ Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel
   const std::filesystem::path folder = model.data;
   const bool there =
       !model.data.empty() && (std::filesystem::exists(folder / data::kDescriptionFile, fault) ||
-                              std::filesystem::exists(folder / data::kTokenizerFile, fault));
+                              std::filesystem::exists(folder / data::kTokenizerFile, fault) ||
+                              std::filesystem::exists(folder / data::kTokenizerJsonFile, fault));
   const bool gone = name.empty() && !there;
   if (gone && vocabulary == data::kByteVocabulary) return data::make_byte_tokenizer();
   if (gone) {
@@ -170,8 +171,8 @@ Expected<std::vector<std::string>> export_tokenizer(const TrainedModel& model,
     DYNMO_TRY(tokenizer_of(model, ""));
   }
   for (const char* name :
-       {data::kTokenizerFile, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "added_tokens.json", "vocab.json", "merges.txt"}) {
+       {data::kTokenizerFile, data::kTokenizerJsonFile, data::kTokenizerSettingsFile,
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"}) {
     const fs::path from = fs::path(model.data) / name;
     if (!fs::is_regular_file(from, fault) || is_same_file(from, directory / name)) continue;
     DYNMO_ASSIGN(const std::string content, read_file(from));

@@ -51,7 +51,7 @@ class Prepare(Case):
         self.assert_refused(self.prepare(text, "--algorithm", "unigram"), "--tokenizer bytes is not trained")
         self.assert_refused(self.prepare(text, "--tokenizer", "none.model"), "none.model")
         self.assert_refused(self.prepare(text, "--tokenizer", text / "1.txt"), "not a SentencePiece model")
-        self.assert_refused(self.prepare(text, "--tokenizer", self.write("tokenizer.json", "{}")), "is JSON", "tokenizer.model")
+        self.assert_refused(self.prepare(text, "--tokenizer", self.write("tokenizer.json", "{}")), "is JSON without a /model", "tokenizer.json")
         self.assert_refused(self.prepare(text, *trained, 400, "--algorithm", "word"), "bpe or unigram")
         self.assert_refused(self.prepare(text, "--jobs", 0), "--jobs is 0")
         self.assert_refused(self.prepare(text, "--validation", 1), "--held-out is 1")

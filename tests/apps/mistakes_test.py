@@ -67,7 +67,7 @@ DATA = [
     ("data prepare texts --out d --text-key body", 2, "--text-key is body, but none of the 1 files is JSON lines"),
     ("data prepare texts --out d --format text --text-key body", 2, "--text-key does nothing here: wanted --format jsonl or auto with it"),
     ("data prepare texts --out d --held-out 0 --seed 3", 2, "--seed does nothing here: wanted a --held-out above 0 with it"),
-    ("data prepare texts --out d --tokenizer profile.json", 2, "'profile.json' is JSON, wanted a SentencePiece model"),
+    ("data prepare texts --out d --tokenizer profile.json", 2, "'profile.json' is JSON without a /model"),
     ("data inspect data --ids --json", 2, "--ids does nothing here: wanted no --json"),
     ("data inspect data --ids --tokenizer bytes", 2, "--tokenizer does nothing here: wanted no --ids"),
     ("data inspekt data", 2, "did you mean 'inspect'?"),

@@ -18,7 +18,8 @@ WHEELS = [row for row in ROWS if row[3] == "pypi"]
 BUILD = pathlib.Path(os.environ.get("DYNMO_BUILD_DIR", ROOT / "build/ci"))
 # Names of Debian's machine-readable files, in lower case.
 SPDX = {"expat": "MIT", "bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-Clause", "bsd-c3": "BSD-3-Clause", "apache-2.0": "Apache-2.0",
-        "expat with embedded exception": "MIT WITH fmt-exception"}
+        "expat with embedded exception": "MIT WITH fmt-exception",
+        "bsd-3-clause-cambridge with binary library-like packages exception": "BSD-3-Clause WITH PCRE2-exception"}
 # The same in texts without such names: all of the phrases stand in the file.
 PHRASES = {"GPL-3.0-or-later WITH GCC-exception-3.1": ("GCC RUNTIME LIBRARY EXCEPTION", "version 3"),
            "LGPL-2.1-or-later": ("GNU Lesser General Public", "version 2.1 of the License, or (at your option) any later version")}
