@@ -315,6 +315,30 @@ class SentencePiece(RunCase):
         again = self.dynmo("generate", "run", "--prompt", prompt, "--tokens", 30, "--tokenizer", "moved")
         self.assertEqual(again.stdout, spoken[0].stdout)
 
+    def test_a_tokenizer_json_goes_with_its_model(self):
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        tokens = {chr(byte if byte in printable else 0x100 + others.index(byte)): byte for byte in range(256)}
+        tokens.update({"li": 256, "ne": 257, "line": 258})
+        whole = {"model": {"type": "BPE", "vocab": tokens, "merges": ["l i", "n e", "li ne"]},
+                 "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+                 "added_tokens": [{"id": 259, "content": "<|endoftext|>", "special": True}]}
+        path = self.folder / "theirs.json"
+        path.write_text(json.dumps(whole))
+        made = self.dynmo("data", "prepare", self.folder / "corpus", "--out", "json-pieces", "--validation", "0.2", "--tokenizer", path)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        done = self.dynmo("train", "--data", "json-pieces", "--out", "json-run", *self.TRAIN, "--set", "train.validation_every=25")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("validation loss", done.stdout)
+        exported = self.dynmo("checkpoint", "export-hf", "json-run", "--out", "json-exported")
+        self.assertIn("tokenizer.json, tokenizer_config.json", exported.stdout, exported.stderr)
+        self.assertEqual((self.folder / "json-exported/tokenizer.json").read_bytes(), path.read_bytes())
+        spoken = [self.dynmo("generate", model, "--prompt", "line 3 of été", "--tokens", 20) for model in ("json-run", "json-exported")]
+        for result in spoken:
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertTrue(result.stdout.startswith("line 3 of été"), result.stdout)
+        self.assertEqual(spoken[0].stdout, spoken[1].stdout)
+
     def test_shards_without_description_train_to_the_same_numbers(self):
         done = self.dynmo("train", "--data", self.data, "--out", "described", *self.TRAIN)
         self.assertEqual(done.returncode, 0, done.stderr)
