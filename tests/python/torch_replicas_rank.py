@@ -9,11 +9,14 @@ import types
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from transformers import AutoModelForCausalLM
 
 import dynmo
 import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import live, ranks, reduction
+from dynmo.torch.decoder import Decoder
+from dynmo.torch.step import seed_for
 from torch_live_rank import even_clock
 from torch_rank import train
 
@@ -66,9 +69,9 @@ def check_bytes(trained):
     return check
 
 
-def make(**options):
-    model = torch_cases.make_model(CASE)
-    optimizer = torch_cases.make_optimizer(CASE, model.parameters())
+def make(case=CASE, **options):
+    model = torch_cases.make_model(case)
+    optimizer = torch_cases.make_optimizer(case, model.parameters())
     return dt.Pipeline(model, optimizer, **{"micro_batches": 2, "timeout_s": 60, "balance": False, "replicas": 2, **options})
 
 
@@ -129,6 +132,39 @@ def records(folder):
     pipe.close()
 
 
+def dropout(folder):
+    """Draws follow from seed, layer, step, replica and micro-batch, so a process that does the same has the same; it is what is saved."""
+    rates = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    case = {"family": "gpt2", "micro_batches": 2, "replicas": 2, "config": rates}
+    twin = torch_cases.make_model(case)
+    pipe, whole, optimizer = make(case, seed=5), Decoder(twin).whole, torch_cases.make_optimizer(case, twin.parameters())
+    for step in range(2):
+        batches = torch_cases.batches_of(case, step)
+        loss = pipe.step(**batches[pipe.replica])
+        pipe.optimizer.step()
+        pipe.optimizer.zero_grad()
+        total, buffers = torch.zeros(()), []
+        for replica, batch in enumerate(batches):
+            part_of_total = torch.zeros(())
+            for number, part in enumerate(torch_cases.micro_batches_of(case, batch)):
+                place = (2 * step + replica, number)
+                own = whole(part, lambda layer, place=place: torch.manual_seed(seed_for(5, layer, *place))) / 4
+                own.backward()
+                part_of_total += own.detach()
+            total += part_of_total
+            buffers.append([parameter.grad for parameter in twin.parameters()])
+            twin.zero_grad()
+        for parameter, (first, second) in zip(twin.parameters(), zip(*buffers)):
+            parameter.grad = first + second
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss.item() == total.item(), (step, loss, total)
+    pipe.save_pretrained(f"{folder}/saved")
+    saved = dict(AutoModelForCausalLM.from_pretrained(f"{folder}/saved").named_parameters())
+    wrong = [name for name, parameter in twin.named_parameters() if not torch.equal(parameter, saved[name])]
+    assert not wrong and len(saved) == len(list(twin.parameters())), wrong
+
+
 def failure(rank):
     """One rank's own is one line on all."""
     pipe = make()
@@ -162,6 +198,7 @@ def main():
         pathlib.Path(folder, f"trained-{rank}-{index}.json").write_text(json.dumps(trained))
     if dist.get_world_size() == 4:
         records(folder)
+        dropout(folder)
         for part in (settings, first_steps, mesh, failure):
             part(rank)
     dist.destroy_process_group()
