@@ -294,7 +294,7 @@ def table(found, version):
     for verdict, meaning in told.items():
         kinds = [kind for kind, (came, _) in found.items() if came == verdict]
         if kinds:
-            lines.append(f"| {' '.join(kinds)} | {meaning} |")
+            lines.append(f"| {f'{len(kinds)} others' if verdict == 'no loop' else ' '.join(kinds)} | {meaning} |")
     return "\n".join(lines)
 
 
