@@ -205,6 +205,16 @@ class Refused(Case):
         self.assert_refused(dynmo.BadInputError, "layer one gives (1, 2)", pipe.step, torch.zeros(2, 2), torch.zeros(2, 2))
         self.assert_refused(dynmo.BadInputError, "input and target", pipe.step, torch.zeros(2, 2))
 
+    def test_lists_of_micro_batches(self):
+        pipe = self.pipe()
+        batch = torch_cases.batch_of(LLAMA, 0)
+        for text, parts in (
+            ("a list of 0 micro-batches, wanted 2 at most", []), ("a list of 3 micro-batches", [batch] * 3),
+            ("micro-batch 1 has another labels", [batch, {**batch, "labels": batch["labels"].float()}]),
+            ("micro-batch 1 has another attention_mask", [batch, {key: batch[key] for key in ("input_ids", "labels")}]),
+        ):
+            self.assert_refused(dynmo.BadInputError, text, pipe.step, parts)
+
     def test_a_grad_scaler(self):
         for options in ({"fused": True}, {"foreach": True}):  # the first divides by the scale itself
             model = llama()

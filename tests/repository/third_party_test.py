@@ -24,7 +24,7 @@ SPDX = {"expat": "MIT", "bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-C
 PHRASES = {"GPL-3.0-or-later WITH GCC-exception-3.1": ("GCC RUNTIME LIBRARY EXCEPTION", "version 3"),
            "LGPL-2.1-or-later": ("GNU Lesser General Public", "version 2.1 of the License, or (at your option) any later version")}
 # What wheels without an SPDX expression say.
-WHEEL_SPDX = {"Apache 2.0 License": "Apache-2.0", "License :: OSI Approved :: Apache Software License": "Apache-2.0"}
+WHEEL_SPDX = {"Apache": "Apache-2.0", "Apache 2.0 License": "Apache-2.0", "License :: OSI Approved :: Apache Software License": "Apache-2.0"}
 
 
 def spdx_of_copyright(text):
@@ -111,7 +111,7 @@ class Versions(unittest.TestCase):
     def test_are_those_of_setup(self):
         setup = (ROOT / "scripts/setup").read_text()
         names = {"torch": "torch", "nanobind": "nanobind", "scikit-build-core": "scikit_build", "numpy": "numpy", "transformers": "transformers",
-                 "mypy": "mypy", "vl-convert-python": "vl_convert"}
+                 "accelerate": "accelerate", "mypy": "mypy", "vl-convert-python": "vl_convert"}
         self.assertEqual({row[4]: row[1] for row in WHEELS if not row[4].startswith("nvidia-")},  # those come with cuda-toolkit
                          {name: re.search(rf"\b{variable}_version=(\S+)", setup).group(1) for name, variable in names.items()})
 

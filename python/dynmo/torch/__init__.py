@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DynMo live on one's own PyTorch model (docs/torch.md)."""
+from typing import TYPE_CHECKING, Any
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
@@ -10,5 +12,18 @@ from .live import Move
 from .move import Moved
 from .pipeline import Pipeline
 from .reduction import Reduced
+
+if TYPE_CHECKING:
+    from .trainer import PipelineTrainer as PipelineTrainer
+
+
+def __getattr__(name: str) -> Any:
+    """Imports transformers no earlier than its Trainer is wanted."""
+    if name == "PipelineTrainer":
+        from .trainer import PipelineTrainer
+
+        return PipelineTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["Advice", "Adviser", "Move", "Moved", "Pipeline", "Reduced"]

@@ -2,8 +2,8 @@
 """A batch, cut into micro-batches wherever its tensors lie in it, and what kinds of values it has."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ FLAGS = {
     "output_hidden_states": "the hidden tensors lie on several ranks", "output_attentions": "the attentions lie on several ranks",
 }
 Leaves = dict[str, Any]
+Batch = Union[dict[str, Any], Sequence[dict[str, Any]]]  # or its micro-batches, which may differ in size
 
 
 def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -94,13 +95,29 @@ def _check_lists(value: Any, path: str, size: int) -> None:
             raise BadInputError(f"batch: {path} is a list of {size} values, as many as samples, wanted a tensor, which can be cut")
 
 
-def micro_batches_of(batch: Mapping[str, Any], micro_batches: int) -> list[dict[str, Any]]:
-    """The micro-batches, each with its samples of every tensor."""
-    return rows_of(batch, batch_size(batch, micro_batches) // micro_batches, micro_batches)
+def micro_batches_of(batch: Batch, micro_batches: int, fewer: bool = False) -> list[dict[str, Any]]:
+    """The micro-batches, each with its samples of every tensor; `fewer` of them may be given as a list."""
+    if isinstance(batch, Mapping):
+        return rows_of(batch, batch_size(batch, micro_batches) // micro_batches, micro_batches)
+    if not 0 < len(batch) <= micro_batches or len(batch) < micro_batches and not fewer:
+        raise BadInputError(f"batch: a list of {len(batch)} micro-batches, wanted {micro_batches}{' at most' if fewer else ''}")
+    for number, part in enumerate(batch):
+        batch_size(part, 1)
+        if (kinds := kinds_of(part)) != kinds_of(batch[0]):
+            other = min(set(kinds.items()) ^ set(kinds_of(batch[0]).items()))[0]
+            raise BadInputError(f"batch: micro-batch {number} has another {other} than micro-batch 0, wanted keys and types alike")
+    return list(batch)
 
 
-def sample_of(batch: Mapping[str, Any], micro_batches: int) -> dict[str, Any]:
+def first_of(batch: Batch) -> Mapping[str, Any]:
+    """A batch, or the first micro-batch of a list, which has the same keys as the others."""
+    return batch if isinstance(batch, Mapping) else batch[0] if batch else {}
+
+
+def sample_of(batch: Batch, micro_batches: int) -> dict[str, Any]:
     """One or two samples that a micro-batch could have, the most padded one among them."""
+    if not isinstance(batch, Mapping):
+        batch, micro_batches = max(batch, key=_padding_of), 1
     size = batch_size(batch, micro_batches)
     labels = batch.get("labels")
     padded = int((labels.reshape(size, -1) == IGNORED).sum(1).argmax()) if isinstance(labels, Tensor) and labels.shape[:1] == (size,) else 0
@@ -116,6 +133,11 @@ def sample_of(batch: Mapping[str, Any], micro_batches: int) -> dict[str, Any]:
 
     changed: dict[str, Any] = mapped(batch, "", chosen)
     return changed
+
+
+def _padding_of(batch: Mapping[str, Any]) -> int:
+    labels = batch.get("labels")
+    return int((labels == IGNORED).sum()) if isinstance(labels, Tensor) else 0
 
 
 def rows_of(batch: Mapping[str, Any], size: int, parts: int) -> list[dict[str, Any]]:
@@ -158,8 +180,10 @@ def check_kinds(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> No
             )
 
 
-def count_tokens(batch: Mapping[str, Any]) -> int:
+def count_tokens(batch: Batch) -> int:
     """Those of input_ids; of other batches the samples."""
+    if not isinstance(batch, Mapping):
+        return sum(map(count_tokens, batch))
     if isinstance(ids := batch.get("input_ids"), Tensor):
         return int(ids.numel())
     return next(iter(_sizes(dict(leaves_of(batch, ""))).values()))

@@ -141,7 +141,11 @@ class Pipeline:
     # --- Training. ---
 
     def step(self, *pair: Any, **batch: Any) -> Tensor:
-        """Forward and backward of all micro-batches; the batch's loss, on every rank."""
+        """Forward and backward of all micro-batches; the batch's loss, on every rank.
+
+        Instead of **batch a list of dictionaries gives the micro-batches, which may differ in size. Without replicas and
+        accumulation it may be shorter.
+        """
         if self._rounds != self._accumulation - 1:
             raise BadInputError(
                 f"step: {self._rounds} calls of accumulate() before it, wanted {self._accumulation - 1} (accumulation={self._accumulation})"
@@ -241,7 +245,14 @@ class Pipeline:
 
     def save_pretrained(self, folder: saving.Path, **options: Any) -> None:
         """Writes what the model's save_pretrained would, from all ranks; called by all."""
-        saving.save_pretrained(self._split, self._ranks, self.plan.owners, folder, options)
+        module: Any = self.module
+        if not hasattr(module, "save_pretrained"):
+            raise BadInputError("save_pretrained: the layers are your own, not a model of transformers; use state_dict()")
+        self.write_weights(lambda weights: module.save_pretrained(folder, state_dict=weights, **options))
+
+    def write_weights(self, write: Callable[[dict[str, Tensor]], None]) -> None:
+        """Calls `write` on rank 0 with the state dict of the whole model; called by all ranks."""
+        saving.write_weights(self._split, self._ranks, self.plan.owners, write)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's weights and optimizer state by name, for torch.distributed.checkpoint."""
@@ -261,22 +272,24 @@ class Pipeline:
 
     # --- Inside. ---
 
-    def _batch(self, pair: tuple[Any, ...], batch: dict[str, Any]) -> dict[str, Any]:
+    def _batch(self, pair: tuple[Any, ...], batch: dict[str, Any]) -> batches.Batch:
         if isinstance(self._split, Sequential):
             if len(pair) != 2 or batch:
                 raise BadInputError(f"batch: {len(pair)} values and the names {sorted(batch)}, wanted input and target of your layers")
             return {INPUT: pair[0], TARGET: pair[1]}
+        if len(pair) == 1 and not batch and isinstance(pair[0], (list, tuple)) and all(isinstance(part, dict) for part in pair[0]):
+            return pair[0]
         if pair:
-            raise BadInputError("batch: values without names, wanted the model's arguments by name, such as **batch")
+            raise BadInputError("batch: values without names, wanted the model's arguments by name, such as **batch, or a list of dictionaries")
         return batch
 
-    def _round(self, batch: dict[str, Any]) -> Tensor:
+    def _round(self, batch: batches.Batch) -> Tensor:
         self._mirror_ties()
         if self._rounds == 0:
             self.marks.reset()
         return self._pass(batch, frozen_prefix(self._split.layers), self.marks)
 
-    def _pass(self, batch: dict[str, Any], frozen: int, marks: Marks) -> Tensor:
+    def _pass(self, batch: batches.Batch, frozen: int, marks: Marks) -> Tensor:
         try:
             return self._run(batch, frozen, marks)
         except RankLostError:
@@ -285,15 +298,15 @@ class Pipeline:
             self._ranks.tell(error)
             raise
 
-    def _run(self, batch: dict[str, Any], frozen: int, marks: Marks) -> Tensor:
+    def _run(self, batch: batches.Batch, frozen: int, marks: Marks) -> Tensor:
         training = marks is self.marks
         if self._whole:
             self._check_first(batch, frozen, training)
         micro_batches, agreed = self._micro_batches(batch, frozen, training)
         self._tokens = batches.count_tokens(batch)
-        whole = batches.ITEMS in batch  # the loss is a sum over the micro-batch, already divided
-        divisor = 1 if whole else self.replicas * self.micro_batches * (self._accumulation if training else 1)
-        program = self._program(frozen)
+        whole = batches.ITEMS in micro_batches[0]  # the loss is a sum over the micro-batch, already divided
+        divisor = 1 if whole else self.replicas * len(micro_batches) * (self._accumulation if training else 1)
+        program = self._program(frozen, len(micro_batches))
         contexts = [self._split.begin(micro_batch, self.steps) for micro_batch in micro_batches]
         number = (self.steps * self.replicas + self.replica) * self._accumulation + self._rounds
         step = Step(
@@ -305,26 +318,28 @@ class Pipeline:
         self._schedule_s = perf_counter() - begun + (self._schedule_s if self._rounds else 0.0)
         losses = {micro_batch: float(loss) for micro_batch, loss in step.losses.items()}
         last = training and self._rounds == self._accumulation - 1
-        return self._total(self._exchange(losses, frozen, last, contexts[0]), divisor)
+        return self._total(self._exchange(losses, frozen, last, contexts), divisor)
 
     def _used_seed(self) -> Optional[int]:
         return self._seed if self.module.training else None
 
     # --- The batch. ---
 
-    def _check_first(self, batch: dict[str, Any], frozen: int, training: bool) -> None:
+    def _check_first(self, batch: batches.Batch, frozen: int, training: bool) -> None:
         """Runs a batch on the whole model, which every rank still has, and on its layers; then drops those of other ranks."""
 
         def check() -> tuple[None, dict[str, Any]]:
             self._check_trained(frozen, training)
+            self._parts(batch)
             facts = dict(zip(AGREED, self._alike(batch, frozen)))
             sample = batches.sample_of(batch, self.micro_batches)
-            if training or not batches.kinds_of(batch).items() <= {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}:
+            known = {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}
+            if training or not batches.kinds_of(batches.first_of(batch)).items() <= known:
                 selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
             return None, facts
 
         self._ranks.attempt("the first step", check, OF_REPLICAS)
-        for path, kind in batches.kinds_of(batch).items():
+        for path, kind in batches.kinds_of(batches.first_of(batch)).items():
             self._kinds.setdefault(path, set()).add(kind)
         if self._balancer is not None:
             self._balancer.not_timed()
@@ -343,7 +358,7 @@ class Pipeline:
             raise BadInputError("model: no parameter is trained, wanted one with requires_grad")
 
     def _micro_batches(
-        self, batch: dict[str, Any], frozen: int, training: bool
+        self, batch: batches.Batch, frozen: int, training: bool
     ) -> tuple[list[dict[str, Any]], Callable[[], None]]:
         """The batch in parts, and the rest of the agreement, in which others learn of what this rank refuses."""
         try:
@@ -351,12 +366,15 @@ class Pipeline:
             if training and self.replicas > 1 and self._rounds == 0:
                 self._check_taken()
             if not self._whole:
-                batches.check_kinds(batch, self._kinds)
-            return batches.micro_batches_of(batch, self.micro_batches), begin_agreement(self._ranks, self._alike(batch, frozen))
+                batches.check_kinds(batches.first_of(batch), self._kinds)
+            return self._parts(batch), begin_agreement(self._ranks, self._alike(batch, frozen))
         except BadInputError as error:
             with contextlib.suppress(BadInputError):
                 begin_agreement(self._ranks, self._alike(batch, frozen), str(error))()
             raise self._ranks.agreed(str(error)) from error
+
+    def _parts(self, batch: batches.Batch) -> list[dict[str, Any]]:
+        return batches.micro_batches_of(batch, self.micro_batches, fewer=self.replicas == self._accumulation == 1)
 
     def _check_taken(self) -> None:
         """Sums of the step before would be summed again."""
@@ -368,15 +386,15 @@ class Pipeline:
                         "a step use accumulation=N"
                     )
 
-    def _exchange(self, losses: dict[int, float], frozen: int, last: bool, context: Context) -> list[float]:
-        """The losses of all micro-batches; at the end of a step also what layers took."""
-        balancer = self._balancer if last else None
+    def _exchange(self, losses: dict[int, float], frozen: int, last: bool, contexts: list[Context]) -> list[float]:
+        """The losses of all micro-batches; at the end of a step also what layers took, unless it was shorter than others."""
+        balancer = self._balancer if last and len(contexts) == self.micro_batches else None
         own = Told(losses)
         if balancer is not None:
             balancer.times.add_schedule(self._schedule_s)
-            own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, context)
+            own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, contexts[0])
             own.tokens = self._tokens
-        told = exchange(self._ranks, self.micro_batches, len(self._split.layers), own, whole=balancer is not None)
+        told = exchange(self._ranks, len(contexts), len(self._split.layers), own, whole=balancer is not None)
         if balancer is not None:
             balancer.observe(told, self.plan, frozen)
             if self._record is not None:
@@ -388,20 +406,20 @@ class Pipeline:
                 self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions)
         return list(told.losses.values())
 
-    def _program(self, frozen: int) -> Program:
-        key = (self.plan, frozen)
+    def _program(self, frozen: int, micro_batches: int) -> Program:
+        key = (self.plan, frozen, micro_batches)
         if key not in self._programs:
             if len(self._programs) > 8:
                 self._programs.clear()
-            self._programs[key] = make_program(self.plan, self.rank, self.micro_batches, frozen)
+            self._programs[key] = make_program(self.plan, self.rank, micro_batches, frozen)
         return self._programs[key]
 
     def _flags(self) -> int:
         return checks.digest(bytes(p.requires_grad for layer in self._split.layers for p in layer.parameters.values()))
 
-    def _alike(self, batch: dict[str, Any], frozen: int) -> list[int]:
+    def _alike(self, batch: batches.Batch, frozen: int) -> list[int]:
         mode = int(self.module.training) * 2 + int(frozen == len(self._split.layers))
-        return [checks.digest(batch), self._flags(), mode, checks.digest(batch.get(batches.ITEMS))]
+        return [checks.digest(batch), self._flags(), mode, checks.digest(batches.first_of(batch).get(batches.ITEMS))]
 
     def _total(self, losses: list[float], divisor: int) -> Tensor:
         """Their sum in the order of the micro-batches, and of the replicas, rounded as a loop over them does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional, Union
 
 import torch
@@ -72,17 +72,15 @@ def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[di
     return weights
 
 
-def save_pretrained(split: Split, ranks: Ranks, owners: list[int], folder: Path, options: dict[str, Any]) -> None:
-    """What the model's own save_pretrained writes, by rank 0."""
-    if not hasattr(split.module, "save_pretrained"):
-        raise BadInputError("save_pretrained: the layers are your own, not a model of transformers; use state_dict()")
+def write_weights(split: Split, ranks: Ranks, owners: list[int], write: Callable[[dict[str, Tensor]], None]) -> None:
+    """Gathers the model's state dict on rank 0, which writes it."""
     weights = gather_weights(split, ranks, owners)
     if weights is not None:
         module: Any = split.module
         with reading_everything(module):
             kept = dict(module.state_dict())  # persistent buffers outside of layers, and the order
         kept.update({name: tensor for name, tensor in weights.items() if name in kept})
-        module.save_pretrained(folder, state_dict=kept, **options)
+        write(kept)
     ranks.gather(None)  # nobody goes on before the folder is there
 
 

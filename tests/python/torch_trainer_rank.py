@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of a Trainer under torchrun: the example as it stands, and a run with a move, which is resumed in the middle.
+
+Before the ranks meet, rank 0 does this run with transformers' own class.
+"""
+import os
+import pathlib
+import runpy
+import sys
+from unittest import mock
+
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
+
+import dynmo
+import dynmo.torch as dt
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "torch" / "trainer.py"
+STEPS, RESUMED = 10, 8
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows of unlike lengths. After 21 of them the last step, and its last batch, are shorter than the others."""
+
+    def __init__(self, count, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self.rows = [torch.randint(3, 90, (int(torch.randint(5, 12, (), generator=draw)),), generator=draw) for _ in range(count)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+def padded(rows):
+    """Pads to the longest of a batch."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad([row["input_ids"] for row in rows], batch_first=True)
+    labels = pad([row["labels"] for row in rows], batch_first=True, padding_value=-100)
+    return {"input_ids": ids, "labels": labels, "attention_mask": (labels != -100).long()}
+
+
+class Moves(TrainerCallback):
+    """Moves layers behind a step, as a decision may."""
+
+    trainer = None
+
+    def on_step_end(self, args, state, control, **others):
+        if state.global_step == 3 and self.trainer.pipe.ranks > 1:
+            stages = [{"stage": 0, "rank": 1, "first_layer": 0, "layers": 2}, {"stage": 1, "rank": 0, "first_layer": 2, "layers": 4}]
+            assert self.trainer.pipe.move_to({"format": "dynmo-plan-1", "ranks": 2, "schedule": "1f1b", "stages": stages}).done
+
+
+def make_trainer(kind, out, more={}, **changed):
+    """Takes arguments of TrainingArguments, and `more` of the Trainer."""
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=96))
+    arguments = TrainingArguments(**{
+        "output_dir": str(out), "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "logging_steps": 4,
+        "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4, "weight_decay": 0.1, "warmup_steps": 3, "learning_rate": 1e-2,
+        "max_grad_norm": 0.5, "report_to": "none", "use_cpu": True, "disable_tqdm": True, "prediction_loss_only": True, **changed,
+    })
+    return kind(**{"model": model, "args": arguments, "train_dataset": Rows(21, 1), "eval_dataset": Rows(7, 2), "data_collator": padded, **more})
+
+
+def result_of(trainer):
+    """Logs without times, and this rank's weights and optimizer state."""
+    logs = [{key: value for key, value in log.items() if "runtime" not in key and "per_second" not in key} for log in trainer.state.log_history]
+    named = {name: parameter for name, parameter in trainer.model.named_parameters() if parameter.device.type != "meta"}
+    state = {name: dict(trainer.optimizer.state[parameter]) for name, parameter in named.items()}
+    return {"losses": logs, "weights": {name: parameter.detach() for name, parameter in named.items()}, "state": state}
+
+
+def refused(line, call):
+    """In this line, on this rank."""
+    try:
+        call()
+    except dynmo.BadInputError as error:
+        assert line in str(error) and "\n" not in str(error), (line, str(error))
+    else:
+        raise AssertionError(f"not refused: {line}")
+
+
+def refusals(folder, trainer, rank):
+    """Settings in which ranks differ, and what no pipeline does."""
+    refused(
+        "rank 1 has another TrainingArguments.save_steps than rank 0: 6, on rank 0 5",
+        lambda: make_trainer(dt.PipelineTrainer, folder / "refused", save_steps=5 + rank).train(),
+    )
+    for name, value in {"label_smoothing_factor": 0.1, "load_best_model_at_end": True, "neftune_noise_alpha": 5.0, "auto_find_batch_size": True}.items():
+        changed = {name: value, "save_steps": 4, "metric_for_best_model": "loss"}
+        refused(f"TrainingArguments: {name}=", lambda changed=changed: make_trainer(dt.PipelineTrainer, folder / "refused", **changed))
+    refused("TrainingArguments: fp16", lambda: make_trainer(dt.PipelineTrainer, folder / "refused", fp16=True))
+    for line, more in {
+        "Trainer: compute_metrics": {"compute_metrics": print}, "pipeline: replicas, wanted plan": {"pipeline": {"replicas": 2}},
+        "since an earlier Trainer ran it": {"model": trainer.model},
+    }.items():
+        refused(line, lambda more=more: make_trainer(dt.PipelineTrainer, folder / "refused", more))
+    trainer.args.prediction_loss_only = False
+    refused("predict() wants the logits", lambda: trainer.predict(Rows(2, 1)))
+    refused("wanted trainer.pipe.evaluate", lambda: trainer.model_wrapped(**padded([Rows(1, 1)[0]])))
+
+
+def run_plain(folder):
+    """Runs what is compared, as one process without a launcher."""
+    with mock.patch.dict(os.environ):
+        for name in LAUNCHED:
+            os.environ.pop(name, None)
+        plain = make_trainer(transformers.Trainer, folder / "plain", seed=7)
+        plain.train()
+    torch.save(result_of(plain), folder / "plain.pt")
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    if rank == 0:
+        run_plain(folder)
+    with mock.patch.object(sys, "argv", ["trainer.py", str(folder / "example")]):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    moves = Moves()
+    moves.trainer = make_trainer(dt.PipelineTrainer, folder / "piped", {"callbacks": [moves]}, seed=7)
+    moves.trainer.train()
+    result = {"whole": result_of(moves.trainer), "cut": moves.trainer.pipe.plan.cut}
+    for kind in ("piped", "plain"):  # a checkpoint of ranks, and one of the plain Trainer
+        again = make_trainer(dt.PipelineTrainer, folder / f"again-{kind}", seed=7)
+        again.train(resume_from_checkpoint=str(folder / kind / f"checkpoint-{RESUMED}"))
+        result[kind] = result_of(again)
+    torch.save(result, folder / f"rank-{rank}.pt")
+    refusals(folder, again, rank)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
