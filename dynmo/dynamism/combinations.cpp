@@ -22,7 +22,7 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
 constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
 constexpr std::string_view kExpertsOnCpus = "rows are sorted by expert on CPUs only";
-constexpr std::array<RefusedSetting, 12> kRefusedSettings = {{
+constexpr std::array<RefusedSetting, 11> kRefusedSettings = {{
     {"moe", "run.device", "cuda", kExpertsOnCpus},
     {"moe", "run.device", "emulated", kExpertsOnCpus},
     {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
@@ -30,8 +30,7 @@ constexpr std::array<RefusedSetting, 12> kRefusedSettings = {{
     {"pruning", "run.device", "emulated", kSparseOnCpus},
     {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},
     {"sparse_attention", "run.device", "emulated", kRaggedOnCpus},
-    {"mixture_of_depths", "run.device", "cuda", kRaggedOnCpus},
-    {"mixture_of_depths", "run.device", "emulated", kRaggedOnCpus},
+    {"mixture_of_depths", "run.device", "emulated", "emulated layers have no tokens to choose"},
     {"early_exit", "run.device", "cuda", kRaggedOnCpus},
     {"early_exit", "run.device", "emulated", kRaggedOnCpus},
     {"freezing", "model.tied_embeddings", "true",

@@ -197,6 +197,15 @@ AttentionGradient causal_attention_gradient(const Tensor& gradient_BTHK, const T
           rounded(at::matmul(p.transpose(2, 3), slope))};
 }
 
+// An ascending order has NaN last, if its sign bit is 0.
+Tensor select_top(const Tensor& scores_BT, std::int64_t count) {
+  const Tensor keys_BT =
+      scores_BT.neg().masked_fill_(scores_BT.isnan(), std::numeric_limits<double>::quiet_NaN());
+  const Tensor order_BT =
+      std::get<1>(at::sort(keys_BT, /*stable=*/true, /*dim=*/1, /*descending=*/false));
+  return std::get<0>(at::sort(order_BT.narrow(1, 0, count), /*dim=*/1));
+}
+
 void add_rows(Tensor& gradient_VD, const Tensor& tokens, const Tensor& from) {
   gradient_VD.index_add_(0, tokens.reshape({-1}),
                          from.reshape({-1, from.size(-1)}).to(gradient_VD.scalar_type()));

@@ -36,8 +36,8 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient);
 
-// Rotates as apply_rope() of operations.h does. `cosine` and `sine` are those of the first T
-// positions: [T, K / 2], on x's device and of its accumulation_type.
+// Rotates as apply_rope() of operations.h does. `cosine` and `sine` are those of the
+// tokens' positions: [T, K / 2], on x's device and of its accumulation_type.
 void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& sine,
                 Rope direction);
 
@@ -51,6 +51,9 @@ void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& 
                                                           const at::Tensor& k_BTHK,
                                                           const at::Tensor& v_BTHK,
                                                           const Attention& attention);
+
+// Returns the places in each row that select_top() chooses, int64, [B, count].
+[[nodiscard]] at::Tensor select_top(const at::Tensor& scores_BT, std::int64_t count);
 
 // Like add_rows() of hand_written.h.
 void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from);

@@ -278,8 +278,8 @@ void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction, st
 
 void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction,
                 const at::Tensor& positions_BT) {
-  DYNMO_CHECK(x_BTHK.dim() == 4 && x_BTHK.is_contiguous() && x_BTHK.is_cpu(),
-              "contiguous x_BTHK on the CPU, got {} dimensions", x_BTHK.dim());
+  DYNMO_CHECK(x_BTHK.dim() == 4 && x_BTHK.is_contiguous(), "contiguous x_BTHK, got {} dimensions",
+              x_BTHK.dim());
   DYNMO_CHECK(positions_BT.numel() == x_BTHK.size(0) * x_BTHK.size(1), "{} x {} positions, got {}",
               x_BTHK.size(0), x_BTHK.size(1), positions_BT.numel());
   const RotaryTable::Angles angles = table.of(x_BTHK);
@@ -287,6 +287,7 @@ void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction,
   const at::Tensor cosine = angles.cosine.index_select(0, positions);
   const at::Tensor sine = angles.sine.index_select(0, positions);
   at::Tensor x_1NHK = x_BTHK.view({1, positions.numel(), x_BTHK.size(2), x_BTHK.size(3)});
+  if (!x_BTHK.is_cpu()) return generic::apply_rope(x_1NHK, cosine, sine, direction);
   for_element_of(x_1NHK, [&](auto element) {
     rotate_rows<decltype(element)>(x_1NHK, cosine, sine, direction);
   });

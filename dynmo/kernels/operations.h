@@ -91,7 +91,7 @@ struct RotaryTable {
 enum class Rope { kForward, kBack };
 void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction,
                 std::int64_t first = 0);
-// Like apply_rope() above, for tokens with positions of their own, int64. On the CPU.
+// Like apply_rope() above, for tokens with positions of their own, int64.
 void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction,
                 const at::Tensor& positions_BT);
 

@@ -45,6 +45,9 @@ struct Output {
   // The layer's term of the micro-batch's loss, a scalar. Undefined if it has none.
   at::Tensor loss = {};
   std::vector<double> figures = {};  // in the order of Layer::figures()
+  // The figures behind those, fp64 on a device. The engine reads them at the end of the step, so
+  // that the host does not wait for each.
+  at::Tensor later_figures = {};
   // Set in Pass::kGeneration if rows have left here. They are numbered like Hidden::rows, and have
   // their scores before softmax, [rows, vocabulary].
   at::Tensor left_rows = {};

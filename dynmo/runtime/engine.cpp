@@ -11,6 +11,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
+#include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/memory.h"
 #include "dynmo/runtime/device_clock.h"
 #include "dynmo/runtime/stage_messages.h"
@@ -57,7 +58,7 @@ class Interpreter {
       output_.actions.push_back({action, {}, {}});
     }
     DYNMO_TRY(messages_.finish());
-    queue_losses();
+    queue_results();
     if (input_.before_wait) input_.before_wait();
     clock_.finish();
     output_.seconds = to_seconds(host_time());
@@ -95,11 +96,13 @@ class Interpreter {
     messages_.send(action, std::move(value));
   }
 
-  // Queues the copies of the losses, which the host reads when it has waited for all.
-  void queue_losses() {
+  // Queues the copies of losses and figures, which the host reads when it has waited for all.
+  void queue_results() {
     if (input_.staging.device.is_cpu()) return;
-    for (auto& [layer, losses] : losses_) {
-      losses = input_.staging.to_host_later(at::stack(losses).detach()).unbind();
+    for (auto* tensors_of : {&results_.losses, &results_.later_figures}) {
+      for (auto& [layer, tensors] : *tensors_of) {
+        tensors = input_.staging.to_host_later(at::stack(tensors).detach()).unbind();
+      }
     }
   }
 
@@ -115,10 +118,17 @@ class Interpreter {
       output_.actions[i].start = since_start(times_.actions[i].first);
       output_.actions[i].end = since_start(times_.actions[i].second);
     }
-    for (const auto& [layer, losses] : losses_) {
+    for (const auto& [layer, losses] : results_.losses) {
       for (const at::Tensor& loss : losses) output_.losses[layer].push_back(loss.item<double>());
     }
-    for (const auto& [layer, figures] : figures_) output_.figures[layer] = sum(figures);
+    for (const auto& [layer, micro_batches] : results_.later_figures) {
+      for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+        const auto* own = kernels::host_data<const double>(micro_batches[m]);
+        auto& figures = results_.figures.at(layer)[m];
+        figures.insert(figures.end(), own, own + micro_batches[m].numel());
+      }
+    }
+    for (const auto& [layer, figures] : results_.figures) output_.figures[layer] = sum(figures);
   }
 
   static std::vector<double> sum(const std::vector<std::vector<double>>& micro_batches) {
@@ -283,7 +293,7 @@ class Interpreter {
     if (output.loss.defined()) {
       DYNMO_CHECK(layer.needs().loss, "layer {} ('{}') with a loss says so in needs()", id,
                   layer.name());
-      auto& losses = losses_[id];
+      auto& losses = results_.losses[id];
       losses.resize(static_cast<std::size_t>(micro_batches()));
       losses[micro_batch.index()] = output.loss;
     }
@@ -293,11 +303,14 @@ class Interpreter {
       rows.resize(static_cast<std::size_t>(micro_batches()));
       rows[micro_batch.index()] = output.hidden.x.numel() / output.hidden.x.size(-1);
     }
-    if (!output.figures.empty() && input_.pass == model::Pass::kTraining) {
-      auto& figures = figures_[id];
-      figures.resize(static_cast<std::size_t>(micro_batches()));
-      figures[micro_batch.index()] = output.figures;
-    }
+    if (input_.pass != model::Pass::kTraining) return;
+    const auto keep = [&](auto& all, const auto& figures) {
+      all[id].resize(static_cast<std::size_t>(micro_batches()));
+      all[id][micro_batch.index()] = figures;
+    };
+    const bool later = output.later_figures.defined();
+    if (later || !output.figures.empty()) keep(results_.figures, output.figures);
+    if (later) keep(results_.later_figures, output.later_figures);
   }
 
   enum class Weights { kNow, kLater };
@@ -354,6 +367,12 @@ class Interpreter {
     DeviceClock::Mark from;
     DeviceClock::Mark to;
   };
+  // The results of layers, by micro-batch.
+  struct Results {
+    std::map<LayerId, std::vector<at::Tensor>> losses;
+    std::map<LayerId, std::vector<std::vector<double>>> figures;
+    std::map<LayerId, std::vector<at::Tensor>> later_figures;  // behind figures
+  };
   struct Times {
     std::vector<Due> due;  // into output_'s layer times, whose places do not change
     std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> actions;
@@ -368,8 +387,7 @@ class Interpreter {
   model::EmulatedDevice emulated_;
   DeviceClock clock_;
   Times times_;
-  std::map<LayerId, std::vector<at::Tensor>> losses_;            // by micro-batch
-  std::map<LayerId, std::vector<std::vector<double>>> figures_;  // by micro-batch
+  Results results_;
   StepOutput output_;
   StageMessages messages_;
   std::map<Key, StageStash> stashes_;

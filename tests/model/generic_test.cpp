@@ -11,9 +11,12 @@
 #include <cmath>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <tuple>
+#include <vector>
 
 #include "dynmo/core/rng.h"
+#include "dynmo/kernels/select_top.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/dropout.h"
@@ -149,6 +152,29 @@ TEST_P(Generic, RowsAreAddedToWhereTheirTokensPoint) {
 
 INSTANTIATE_TEST_SUITE_P(Types, Generic, ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16),
                          [](const auto& test) { return std::string(at::toString(test.param)); });
+
+TEST(GenericSelection, IsThatOfTheCpuWithTiesAndNaN) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Rng rng(mix_key({0x546F71, seed}));
+    const auto tokens = static_cast<std::int64_t>(1 + rng.below(80));
+    const auto count = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(tokens + 1)));
+    at::Tensor scores_BT = at::empty({3, tokens});
+    std::vector<std::int64_t> expected;
+    for (std::int64_t b = 0; b < 3; ++b) {
+      const std::span<float> row(scores_BT[b].data_ptr<float>(), static_cast<std::size_t>(tokens));
+      for (float& score : row) {
+        score = static_cast<float>(rng.below(5)) - 3;
+        if (rng.below(20) == 0) score = rng.below(2) == 0 ? NAN : -NAN;
+        if (rng.below(30) == 0) score = rng.below(2) == 0 ? -0.0F : -INFINITY;
+      }
+      const auto chosen = kernels::select_top(std::span<const float>(row), count);
+      expected.insert(expected.end(), chosen.begin(), chosen.end());
+    }
+    const at::Tensor places_BC = kernels::generic::select_top(scores_BT, count);
+    ASSERT_EQ(places_BC.sizes(), (std::vector<std::int64_t>{3, count}));
+    EXPECT_TRUE(places_BC.flatten().equal(at::tensor(expected, at::kLong))) << "seed " << seed;
+  }
+}
 
 TEST(GenericMask, IsThatOfTheCpuBitForBit) {
   LayerState state;

@@ -60,8 +60,7 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   EXPECT_TRUE(validate(config));
   EXPECT_TRUE(on_device(config));
   EXPECT_EQ(identity(config), identity(cpu)) << "a run moves from one device to another";
-  for (const char* source :
-       {"moe", "pruning", "sparse_attention", "mixture_of_depths", "early_exit"}) {
+  for (const char* source : {"moe", "pruning", "sparse_attention", "early_exit"}) {
     config::Config refused = config;
     refused.train.steps = 10'000;  // each source has something to do
     ASSERT_TRUE(apply_settings(refused, std::vector{fmt::format("{}.enabled=true", source)}));

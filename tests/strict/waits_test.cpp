@@ -5,8 +5,10 @@
 #include <barrier>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/strict_device/strict_device.h"
 
@@ -32,14 +34,27 @@ std::vector<Waits> waits_by_step(RunOptions run) {
   return all;
 }
 
+// Makes it a run of kLayers layers, of which two are routed.
+void route(RunOptions& run) {
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
+    return sources;
+  };
+  model::LlamaConfig config = small_model();
+  config.shape.blocks = 4;
+  run.layers = shaped(model::make_llama(config), run.make_sources);
+}
+
 TEST(WaitsOfAStep, AreOneOnOneRank) {
-  for (const bool freezes : {false, true}) {
+  for (const std::string_view technique : {"dense", "freezing", "depths"}) {
     for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
       RunOptions run{.steps = 12, .cut = {kLayers}};
       run.precision = precision;
-      if (freezes) run.freezing = freezing();
+      if (technique == "freezing") run.freezing = freezing();
+      if (technique == "depths") route(run);
       for (const Waits& waits : waits_by_step(run)) {
-        EXPECT_EQ(waits, (Waits{{"synchronize device", 1}})) << (freezes ? "freezing" : "dense");
+        EXPECT_EQ(waits, (Waits{{"synchronize device", 1}})) << technique;
       }
     }
   }

@@ -14,6 +14,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/mixture_of_depths/options.h"
+#include "dynmo/kernels/generic.h"
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/select_top.h"
 #include "dynmo/model/key_value_cache.h"
@@ -88,8 +89,8 @@ Tensor row_products(const Tensor& x_ND, const Tensor& w_D) {
 }
 
 Tensor scores_of(const Tensor& x_ND, const Tensor& w_D) {
-  DYNMO_CHECK(x_ND.is_cpu() && x_ND.is_contiguous(), "contiguous rows on the CPU, got {}",
-              x_ND.size(0));
+  DYNMO_CHECK(x_ND.is_contiguous(), "contiguous rows, got {}", x_ND.size(0));
+  if (!x_ND.is_cpu()) return at::mv(x_ND, w_D);
   return x_ND.scalar_type() == at::kDouble ? row_products<double>(x_ND, w_D)
                                            : row_products<float>(x_ND, w_D);
 }
@@ -159,21 +160,22 @@ class RoutedBlock final : public model::Layer {
     if (context.pass == model::Pass::kGeneration) return generated(state, input.x, x_ND, context);
     RoutedStash saved;
     const Tensor score_N = scores_of(x_ND, own(state, kRouter));
-    const std::vector<std::int64_t> rows = top_of(score_N, input.x.size(0), input.x.size(1));
-    std::vector<double> own_figures;
-    if (context.pass == model::Pass::kTraining) {
-      own_figures = predict(state, x_ND, rows, context.loss_weight, saved);
-    }
-    Tensor out_BTD = input.x.clone();
     saved.x_ND = flat(input.x);
-    saved.rows_M = tensor_of(rows);
-    std::vector<double> figures =
-        route(state, input.x, saved.rows_M, saved.rows_M.remainder(input.x.size(1)), score_N,
-              context, stash == nullptr ? nullptr : &saved, out_BTD);
-    if (context.pass != model::Pass::kTraining) figures.clear();
-    figures.insert(figures.end(), own_figures.begin(), own_figures.end());
+    saved.rows_M = top_of(score_N, input.x.size(0), input.x.size(1));
+    Tensor sums;
+    if (context.pass == model::Pass::kTraining) {
+      sums = predict(state, x_ND, context.loss_weight, saved);
+    }
+    model::Output output{.hidden = input.x.clone()};
+    output.figures = route(state, input.x, saved.rows_M, saved.rows_M.remainder(input.x.size(1)),
+                           score_N, context, stash == nullptr ? nullptr : &saved, output.hidden.x);
+    if (context.pass == model::Pass::kTraining) {
+      add_figures(output, x_ND.size(0), saved.rows_M.numel(), sums);
+    } else {
+      output.figures.clear();
+    }
     if (stash != nullptr) *stash = std::make_unique<RoutedStash>(std::move(saved));
-    return {.hidden = out_BTD, .figures = std::move(figures)};
+    return output;
   }
 
   Tensor input_gradient(const LayerState& state, model::Stash& stash, const Tensor& output_gradient,
@@ -266,20 +268,25 @@ class RoutedBlock final : public model::Layer {
     saved.input_done = true;
   }
 
-  [[nodiscard]] std::vector<std::int64_t> top_of(const Tensor& score_N, std::int64_t sequences,
-                                                 std::int64_t tokens) const {
+  // Returns the chosen rows, ascending.
+  [[nodiscard]] Tensor top_of(const Tensor& score_N, std::int64_t sequences,
+                              std::int64_t tokens) const {
     const Tensor wide_N = score_N.to(at::kFloat);
+    const std::int64_t count = routed_tokens(capacity_, tokens);
+    if (!wide_N.is_cpu()) {
+      const Tensor places_BC = kernels::generic::select_top(wide_N.view({sequences, -1}), count);
+      const Tensor first_B = at::arange(sequences, places_BC.options()).mul_(tokens);
+      return (places_BC + first_B.unsqueeze(1)).flatten();
+    }
     const std::span<const float> scores(kernels::host_data<const float>(wide_N),
                                         static_cast<std::size_t>(wide_N.numel()));
     std::vector<std::int64_t> rows;
     for (std::int64_t b = 0; b < sequences; ++b) {
       const auto own =
           scores.subspan(static_cast<std::size_t>(b * tokens), static_cast<std::size_t>(tokens));
-      for (const std::int64_t t : kernels::select_top(own, routed_tokens(capacity_, tokens))) {
-        rows.push_back(b * tokens + t);
-      }
+      for (const std::int64_t t : kernels::select_top(own, count)) rows.push_back(b * tokens + t);
     }
-    return rows;
+    return tensor_of(rows);
   }
 
   // Writes the chosen rows of `out`. Returns the figures of the MLP.
@@ -341,21 +348,33 @@ class RoutedBlock final : public model::Layer {
     return {std::move(inner_NP), std::move(logit_N)};
   }
 
-  // The predictor's loss is a mean over the rows.
-  [[nodiscard]] std::vector<double> predict(const LayerState& state, const Tensor& x_ND,
-                                            const std::vector<std::int64_t>& rows,
-                                            double loss_weight, RoutedStash& saved) const {
+  // Returns the figures from kPredictedRows on, fp64. The predictor's loss is a mean over the rows.
+  [[nodiscard]] Tensor predict(const LayerState& state, const Tensor& x_ND, double loss_weight,
+                               RoutedStash& saved) const {
     auto [inner_NP, logit_N] = logits_of(state, x_ND);
     const std::int64_t count = x_ND.size(0);
     Tensor chosen_N = at::zeros({count}, logit_N.options());
-    chosen_N.index_fill_(0, tensor_of(rows), 1);
+    chosen_N.index_fill_(0, saved.rows_M, 1);
     const Tensor loss_N = at::binary_cross_entropy_with_logits(logit_N, chosen_N, {}, {}, 0);
     const Tensor says_N = logit_N.gt(0);
-    const auto sum = [](const Tensor& x) { return x.sum(at::kDouble).item<double>(); };
     saved.inner_NP = std::move(inner_NP);
     saved.slope_N = (logit_N.sigmoid() - chosen_N).mul_(loss_weight / static_cast<double>(count));
-    return {static_cast<double>(count), static_cast<double>(rows.size()), sum(says_N),
-            sum(says_N.eq(chosen_N.gt(0))), sum(loss_N)};
+    return at::stack({says_N.sum(at::kDouble), says_N.eq(chosen_N.gt(0)).sum(at::kDouble),
+                      loss_N.sum(at::kDouble)});
+  }
+
+  // Adds depths_figures(), of which predict() has made `sums`.
+  static void add_figures(model::Output& output, std::int64_t rows, std::int64_t chosen,
+                          const Tensor& sums) {
+    std::vector<double>& figures = output.figures;
+    figures.push_back(static_cast<double>(rows));
+    figures.push_back(static_cast<double>(chosen));
+    if (!sums.is_cpu()) {
+      output.later_figures = sums;
+      return;
+    }
+    const auto* own = kernels::host_data<const double>(sums);
+    figures.insert(figures.end(), own, own + sums.numel());
   }
 
   void add_predictor_gradients(LayerState& state, const RoutedStash& saved,
