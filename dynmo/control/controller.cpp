@@ -115,14 +115,28 @@ void Controller::observe(const cost::Observation& step, const plan::Plan& plan, 
   observed_ += step.steps;
   budget_.trained_s += static_cast<double>(step.steps) *
                        busiest_s(step.layers, plan, options_.micro_batches * options_.accumulation);
-  if (auto found = profiler_.add(step.layers, plan::owners(plan), step.overhead, frozen_layers)) {
-    pending_.found = found;
+  const std::vector<Rank> owners = plan::owners(plan);
+  if (pending_.speed) pending_.speed->steps += step.steps;
+  note_speeds(speeds_.add(step.layers, owners, step.steps));
+  if (auto found = profiler_.add(speeds_.at_full_speed(step.layers, owners), owners, step.overhead,
+                                 frozen_layers)) {
+    speeds_.scale(found->factors, found->steps);
+    pending_.found = std::move(found);
   }
   if (drift_.work.empty()) drift_.work = profiler_.work();
 }
 
+// (The newest step is not yet in the profiler.)
+void Controller::note_speeds(const std::vector<SpeedChange>& changes) {
+  for (const SpeedChange& change : changes) {
+    profiler_.scale(change.rank, change.before / change.factor, change.samples - 1);
+    pending_.speed = change;
+  }
+}
+
 void Controller::announce(cost::Announced what, std::int64_t step) {
   if (what == cost::Announced::kNothing) return;
+  if (what != cost::Announced::kKnown) speeds_.restart();
   if (what == cost::Announced::kWork) {
     profiler_.restart();
     pending_.waiting = true;
@@ -154,7 +168,7 @@ std::optional<Cause> Controller::cause(std::int64_t step) const {
     return Cause::kWaited;
   }
   if (observed_ == drift_.decided_at) return std::nullopt;
-  if (pending_.found) return Cause::kFound;
+  if (pending_.found || pending_.speed) return Cause::kFound;
   if (observed_ >= drift_.look_at && profiler_.steps() >= kMinSteps) return Cause::kDrift;
   return std::nullopt;
 }
@@ -264,12 +278,12 @@ Cause Controller::evidence(Cause cause) const {
   return cause == Cause::kKnown && pending_.measured_anew ? Cause::kConfirmed : cause;
 }
 
-PolicyInput Controller::input(Cause cause, const Boundary& now,
+PolicyInput Controller::input(Cause cause, const Boundary& now, const cost::Cluster& ranks,
                               const cost::ModelCost& costs) const {
   return {.current = now.plan,
           .model = costs,
           .relative_noise = std::hypot(profiler_.relative_noise(), profiler_.work_noise()),
-          .cluster = now.cluster,
+          .cluster = ranks,
           .micro_batches = options_.micro_batches,
           .horizon_steps = options_.accumulation * horizon_steps(cause, now.step),
           .bytes_per_s = charges_.bytes_per_s,
@@ -299,7 +313,9 @@ Expected<std::optional<Decision>> Controller::decide(const Boundary& now) {
     drift_.look_at = observed_ + drift_.wait;
     return std::optional<Decision>();
   }
-  DYNMO_ASSIGN(Decision decision, control::decide(input(*cause, now, plain), options_.policy));
+  const cost::Cluster ranks = speeds_.slowed(now.cluster);
+  DYNMO_ASSIGN(Decision decision,
+               control::decide(input(*cause, now, ranks, plain), options_.policy));
   remember(*cause, now, plain, decision);
   return std::optional<Decision>(std::move(decision));
 }
@@ -335,16 +351,21 @@ void Controller::remember(Cause cause, const Boundary& now, const cost::ModelCos
   drift_.wait = drift && !decision.migrate ? std::min(2 * drift_.wait, kLongestWait) : 1;
   drift_.look_at = observed_ + drift_.wait;
   pending_.confirm_at.reset();
-  if ((cause == Cause::kKnown && pending_.measured_anew) || cause == Cause::kFound) {
+  const bool found = cause == Cause::kFound && pending_.found;  // not a speed alone
+  if ((cause == Cause::kKnown && pending_.measured_anew) || found) {
     pending_.confirm_at = observed_ + kConfirmAfter;
   }
   if (cause == Cause::kFound) lasting_.known = false;
   if (decision.migrate) lasting_.since = now.step;
   pending_.known = pending_.measured_anew = pending_.first = pending_.ranks = false;
   pending_.found.reset();
+  pending_.speed.reset();
 }
 
 std::string Controller::why(Cause cause, const Boundary& now) const {
+  const auto name_of = [&](Rank rank) {
+    return now.names.empty() ? fmt::format("rank {}", rank) : now.names[rank.index()];
+  };
   switch (cause) {
     case Cause::kKnown:
       if (pending_.first) return "the first costs were measured";
@@ -354,14 +375,17 @@ std::string Controller::why(Cause cause, const Boundary& now) const {
     case Cause::kConfirmed:
       return "measured again since the change";
     case Cause::kFound:
+      if (pending_.speed) {
+        return fmt::format("{} takes {:.2f} x the time of a rank at full speed since step {}",
+                           name_of(pending_.speed->rank), pending_.speed->factor,
+                           std::max<std::int64_t>(now.step - pending_.speed->steps, 0));
+      }
       if (pending_.found->layer) {
         return fmt::format("'{}' takes {:.2f} x as long",
                            now.known.layers[pending_.found->layer->index()].name,
                            pending_.found->factor);
       }
-      return fmt::format("the layers of {} take {:.2f} x as long",
-                         now.names.empty() ? fmt::format("rank {}", *pending_.found->rank)
-                                           : now.names[pending_.found->rank->index()],
+      return fmt::format("the layers of {} take {:.2f} x as long", name_of(*pending_.found->rank),
                          pending_.found->factor);
     case Cause::kWaited:
       return "the gain has persisted";

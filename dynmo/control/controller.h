@@ -12,7 +12,8 @@
 //   need the evidence of confirmed ones. New ranks are a known change, too.
 // - lost: ranks were lost. after_loss() plans for the ranks that are left.
 // - confirmed: three steps later, for a change whose costs had to be measured.
-// - found: the work of the newest steps differs from that of the older ones (find_change.h).
+// - found: the work of the newest steps differs from that of the older ones (find_change.h), or
+//   the speed of a rank (rank_speeds.h).
 // - waited: a move was too expensive. The time lost since then, and expected over the horizon, now
 //   exceeds its cost.
 // - counted: sources count other work (LayerSample::work) than at the last plan. The busiest rank's
@@ -36,6 +37,7 @@
 
 #include "dynmo/control/policy.h"
 #include "dynmo/control/profiler.h"
+#include "dynmo/control/rank_speeds.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
@@ -97,7 +99,10 @@ class Controller {
   void observe(const cost::Observation& step, const plan::Plan& plan, int frozen_layers = 0);
   // Announces a change before step `step`.
   void announce(cost::Announced what, std::int64_t step);
-  void forget_times() { profiler_.forget_times(); }
+  void forget_times() {
+    profiler_.forget_times();
+    speeds_.forget_times();
+  }
 
   // Decides what to do before step `now.step`. Returns nullopt if there is no cause for a plan.
   // Times are of a step. The caller carries out a decision to migrate, or calls not_moved().
@@ -130,6 +135,8 @@ class Controller {
   [[nodiscard]] std::optional<cost::ModelCost> costs(const cost::ModelCost& known,
                                                      const plan::LayerSet& recomputed = {}) const;
   [[nodiscard]] const Profiler& profiler() const { return profiler_; }
+  // Returns the speeds of the ranks. Costs are those at full speed.
+  [[nodiscard]] const RankSpeeds& speeds() const { return speeds_; }
   [[nodiscard]] const cost::Charges& charges() const { return charges_; }  // newest
 
  private:
@@ -141,6 +148,7 @@ class Controller {
     bool first = false;          // costs are known for the first time
     bool ranks = false;          // ranks have joined or left
     std::optional<FoundChange> found = {};
+    std::optional<SpeedChange> speed = {};
     std::optional<std::int64_t> confirm_at = {};  // in steps of observed_
 
     template <typename Self, typename Visit>
@@ -151,6 +159,7 @@ class Controller {
       visit("first", self.first);
       visit("ranks", self.ranks);
       visit("found", self.found);
+      visit("speed", self.speed);
       visit("confirm_at", self.confirm_at);
     }
   };
@@ -240,6 +249,7 @@ class Controller {
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit);
 
+  void note_speeds(const std::vector<SpeedChange>& changes);
   [[nodiscard]] std::optional<Cause> cause(std::int64_t step) const;
   struct RankWork;
   [[nodiscard]] std::map<Rank, RankWork> rank_work(const Boundary& now,
@@ -250,8 +260,9 @@ class Controller {
   [[nodiscard]] bool drifted(const Boundary& now, const cost::ModelCost& costs) const;
   [[nodiscard]] Cause evidence(Cause cause) const;
   [[nodiscard]] double horizon_steps(Cause cause, std::int64_t step) const;
-  // Returns the input of the policy. Here and below, `costs` are without recomputation.
-  [[nodiscard]] PolicyInput input(Cause cause, const Boundary& now,
+  // Returns the input of the policy. `ranks` are those of `now` at their present speeds. Here and
+  // below, `costs` are without recomputation.
+  [[nodiscard]] PolicyInput input(Cause cause, const Boundary& now, const cost::Cluster& ranks,
                                   const cost::ModelCost& costs) const;
   // Completes a decision of the policy, and records it as done.
   void remember(Cause cause, const Boundary& now, const cost::ModelCost& costs, Decision& decision);
@@ -261,6 +272,7 @@ class Controller {
 
   ControllerOptions options_;
   Profiler profiler_;
+  RankSpeeds speeds_;
   cost::Charges charges_;
   std::int64_t observed_ = 0;  // steps
   Pending pending_;

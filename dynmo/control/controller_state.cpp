@@ -19,8 +19,9 @@ Expected<Decision> Controller::vacate(const Boundary& now, const std::vector<Ran
   if (!costs) {
     return make_error(ErrorCode::kBadInput, "nothing was measured yet: wanted a step or two first");
   }
+  const cost::Cluster ranks = speeds_.slowed(now.cluster);
   DYNMO_ASSIGN(Decision decision,
-               control::vacate(input(Cause::kKnown, now, *costs), kept, options_.policy));
+               control::vacate(input(Cause::kKnown, now, ranks, *costs), kept, options_.policy));
   pending_.ranks = true;
   remember(Cause::kKnown, now, *costs, decision);
   // Fewer of the remaining ranks may be enough.
@@ -33,7 +34,8 @@ Expected<AfterLoss> Controller::after_loss(const Boundary& now) {
   std::optional<Error> fault;
   const auto costs = this->costs(now.known);
   if (costs) {
-    auto found = control::after_loss(input(Cause::kLost, now, *costs), options_.policy);
+    const cost::Cluster ranks = speeds_.slowed(now.cluster);
+    auto found = control::after_loss(input(Cause::kLost, now, ranks, *costs), options_.policy);
     if (!found && found.error().code != ErrorCode::kInfeasible) return found.error();
     if (found) {
       after.decision = *std::move(found);
@@ -78,6 +80,7 @@ std::optional<Release> Controller::release(const plan::Plan& plan, std::int64_t 
 
 void Controller::ranks_changed(const std::vector<std::optional<Rank>>& before) {
   profiler_.ranks_changed(before);
+  speeds_.ranks_changed(before);
   std::map<Rank, Rank> now;
   for (std::size_t i = 0; i < before.size(); ++i) {
     if (before[i]) now.emplace(*before[i], Rank(static_cast<std::int32_t>(i)));
@@ -91,6 +94,8 @@ void Controller::ranks_changed(const std::vector<std::optional<Rank>>& before) {
       pending_.found->rank = now.at(*pending_.found->rank);
     }
   }
+  if (pending_.speed && gone(pending_.speed->rank)) pending_.speed.reset();
+  if (pending_.speed) pending_.speed->rank = now.at(pending_.speed->rank);
   if (std::ranges::any_of(drift_.stages, gone, &plan::PlanStage::rank)) {
     drift_.stages.clear();  // a plan that was not carried out
     drift_.shares.clear();
@@ -103,6 +108,7 @@ template <typename Self, typename Visit>
 void Controller::fields(Self& self, Visit visit) {
   visit("charges", self.charges_);
   visit("observed", self.observed_);
+  visit("speeds", self.speeds_);
   visit("pending", self.pending_);
   visit("lasting", self.lasting_);
   visit("drift", self.drift_);
@@ -123,6 +129,9 @@ Expected<void> Controller::restore(const Json& state) {
     fields(*this, [&](const char* key, auto& field) { from_state(state.at(key), field); });
   } catch (const Json::exception& fault) {
     return make_error(ErrorCode::kInternal, "state of the controller: {}", fault.what());
+  }
+  if (!speeds_.fits(profiler_.known().layers.size())) {
+    return make_error(ErrorCode::kInternal, "state of the controller: speeds of other layers");
   }
   if (drift_.shares.size() == drift_.stages.size()) return {};
   return make_error(ErrorCode::kInternal, "state of the controller: {} shares of {} stages",

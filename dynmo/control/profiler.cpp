@@ -217,6 +217,16 @@ std::optional<FoundChange> Profiler::find(int frozen_layers) {
   return found;
 }
 
+void Profiler::scale(Rank rank, double factor, std::int64_t steps) {
+  for (auto step = window_.rbegin(); step != window_.rend() && steps > 0; ++step, --steps) {
+    for (std::size_t i = 0; i < step->layers.size(); ++i) {
+      if (step->owners[i] != rank) continue;
+      step->forward_s += (factor - 1) * step->layers[i].time.forward_s;
+      step->layers[i] = cost::scaled(step->layers[i], factor);
+    }
+  }
+}
+
 // The parts of a changed layer's time are as they are in the newest steps.
 void Profiler::scale(const std::vector<double>& factors, int steps, int frozen_layers) {
   const auto older =

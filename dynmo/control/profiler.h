@@ -24,6 +24,7 @@
 // are known when it trains again.
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
@@ -55,6 +56,9 @@ class Profiler {
   // Notes that the work of the layers changes from the next step on, with which the window starts
   // again. The noise of the machine stays.
   void restart() { outdated_ = true; }
+  // Multiplies the times of the rank's layers in the newest `steps` steps, as its speed is another
+  // one than was known.
+  void scale(Rank rank, double factor, std::int64_t steps);
   void forget_times();  // including noise; what is known of bytes stays
   // Returns names and bytes of the layers, with metered stashes.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }

@@ -43,6 +43,15 @@ struct LayerSample {
           .boundary_bytes = layer.boundary_bytes};
 }
 
+// Returns the sample if everything takes `factor` times as long.
+[[nodiscard]] inline LayerSample scaled(LayerSample sample, double factor) {
+  sample.time.forward_s *= factor;
+  sample.time.input_gradient_s *= factor;
+  sample.time.weight_gradient_s *= factor;
+  sample.update_s *= factor;
+  return sample;
+}
+
 // The overhead of a step outside its layers, as all ranks agreed on it.
 struct StepSample {
   std::optional<double> overhead_s;  // after the schedule, without the update: minimum of all ranks

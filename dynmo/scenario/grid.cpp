@@ -121,6 +121,13 @@ Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& d
   return grid;
 }
 
+Grid slowed(Grid grid, const std::map<Rank, double>& speeds) {
+  for (ReplicaKind& kind : grid.kinds) {
+    for (const auto& [rank, speed] : speeds) kind.cluster.ranks[rank.index()].speed *= speed;
+  }
+  return grid;
+}
+
 cost::Cluster subset(const cost::Cluster& cluster, const std::vector<int>& ranks) {
   cost::Cluster result = cluster;
   result.ranks.clear();

@@ -4,9 +4,11 @@
 // The ranks of a data-parallel job of pipelines, as the clusters of its replicas. Equal replicas
 // take equal time, so each kind is simulated once.
 
+#include <map>
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/ids.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/scenario/scenario.h"
 
@@ -34,6 +36,10 @@ struct Grid {
 // the replicas that have ranks on it, and in the reduction by all its ranks.
 [[nodiscard]] Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& device,
                                        int replicas);
+
+// Returns the grid with replicas whose ranks of these positions have `speeds` x their speed. The
+// cluster for plans stays.
+[[nodiscard]] Grid slowed(Grid grid, const std::map<Rank, double>& speeds);
 
 // Returns the cluster of some of its ranks, in order.
 [[nodiscard]] cost::Cluster subset(const cost::Cluster& cluster, const std::vector<int>& ranks);

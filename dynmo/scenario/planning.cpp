@@ -194,7 +194,11 @@ cost::Observation measured(const Measuring& how, std::int64_t step, const cost::
   for (std::size_t i = 0; i < truth.layers.size(); ++i) {
     Rng rng(mix_key({static_cast<std::uint64_t>(scenario.training.seed), 0x70726f66,
                      static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(step)}));
-    const double factor = std::max(0.0, 1 + p.noise * rng.normal());
+    double factor = std::max(0.0, 1 + p.noise * rng.normal());
+    if (!how.speeds.empty()) {
+      const auto found = how.speeds.find(how.plan.owner(LayerId(static_cast<std::int32_t>(i))));
+      if (found != how.speeds.end()) factor /= found->second;
+    }
     const cost::LayerCost& layer = truth.layers[i];
     seen.layers.push_back(cost::sample_of(layer, factor));
     if (how.counts_work) {

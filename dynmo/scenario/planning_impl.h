@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "dynmo/control/controller.h"
@@ -66,7 +67,9 @@ namespace dynmo::scenario {
 struct Measuring {
   const Scenario& scenario;
   const Policy& policy;
-  bool counts_work = false;  // LoadModel::counts_work
+  bool counts_work;  // LoadModel::counts_work
+  const plan::Plan& plan;
+  const std::map<Rank, double>& speeds;  // of slowed ranks
 };
 // Returns the observation of step `step` with the costs `truth`. It has the scenario's measuring
 // noise and charges.

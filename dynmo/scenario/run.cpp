@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -77,6 +78,7 @@ class Run {
     std::vector<int> present;  // positions, ascending
     std::size_t offered = 0;   // there, or given back
     std::size_t next_event = 0;
+    std::map<Rank, double> speeds = {};  // by position, if an event has changed it
   };
 
   [[nodiscard]] const Scenario& scenario() const { return job_.scenario; }
@@ -229,6 +231,15 @@ class Run {
     if (lost) DYNMO_TRY(plan_after_loss(before));
     if (stranded) DYNMO_TRY(choose_recomputed());
     if (event.failure) go_back();
+    for (const std::int64_t rank : event.slow) {
+      ranks_.speeds[Rank(static_cast<std::int32_t>(rank))] = event.speed;
+    }
+    return event.slow.empty() ? Expected<void>() : set_grid(replicas());
+  }
+
+  Expected<void> set_grid(int replicas) {
+    DYNMO_ASSIGN(Grid grid, make_grid(scenario().cluster, job_.device, replicas));
+    replayer_.set_grid(slowed(std::move(grid), ranks_.speeds));
     return {};
   }
 
@@ -289,8 +300,7 @@ class Run {
   // New replicas get the whole state of the model, each position of its own.
   Expected<void> set_replicas(int count) {
     const int added = count - replicas();
-    DYNMO_ASSIGN(Grid grid, make_grid(scenario().cluster, job_.device, count));
-    replayer_.set_grid(std::move(grid));
+    DYNMO_TRY(set_grid(count));
     if (added <= 0) return {};
     std::vector<double> bytes(static_cast<std::size_t>(plan_.ranks), 0.0);
     double all = 0;
@@ -366,9 +376,8 @@ class Run {
 
   cost::Observation observed() {
     if (recording_ == nullptr) {
-      cost::Observation seen =
-          measured({.scenario = scenario(), .policy = policy_, .counts_work = load_.counts_work()},
-                   step_, costs_.model);
+      const Measuring how{scenario(), policy_, load_.counts_work(), step_plan(), ranks_.speeds};
+      cost::Observation seen = measured(how, step_, costs_.model);
       seen.steps = std::max<std::int64_t>(step_ - std::exchange(costs_.observed_step, step_), 1);
       return seen;
     }

@@ -21,11 +21,10 @@ namespace dynmo::scenario {
 namespace {
 
 std::vector<TomlKey> keys_of(Event& event) {
-  return {{"event.step", &event.step},
-          {"event.leave", &event.leave},
-          {"event.join", &event.join},
-          {"event.replicas", &event.replicas},
-          {"event.failure", &event.failure}};
+  return {{"event.step", &event.step},       {"event.leave", &event.leave},
+          {"event.join", &event.join},       {"event.replicas", &event.replicas},
+          {"event.failure", &event.failure}, {"event.slow", &event.slow},
+          {"event.speed", &event.speed}};
 }
 
 TomlTables tables_of(std::vector<Event>& events) {
@@ -221,6 +220,12 @@ Expected<void> check_events(const Scenario& s) {
     DYNMO_TRY(require(std::count(here.begin(), here.end(), 1) > 0, "event.leave",
                       fmt::format("all ranks at step {}", event.step), "a rank that stays"));
     DYNMO_TRY(check_allowed("event.replicas", event.replicas, between(0, s.cluster.data_parallel)));
+    for (const std::int64_t rank : event.slow) {
+      DYNMO_TRY(check_allowed("event.slow", rank, between(0, s.cluster.pipeline_ranks - 1)));
+    }
+    DYNMO_TRY(check_allowed("event.speed", event.speed, above_to(0, 1)));
+    DYNMO_TRY(require(event.speed == 1 || !event.slow.empty(), "event.speed", event.speed,
+                      "event.slow with it, the ranks of that speed"));
   }
   return {};
 }

@@ -20,14 +20,18 @@
 
 namespace dynmo::scenario {
 
-// Ranks leave, join or fail before step `step`. Ranks are positions in the pipeline, 0 the first.
-// The replicas share one plan, so a position is in use in all of them or in none.
+// Ranks leave, join, fail or change their speed before step `step`. Ranks are positions in the
+// pipeline, 0 the first. The replicas share one plan, so a position is in use in all of them or in
+// none.
 struct Event {
   std::int64_t step = 0;
   std::vector<std::int64_t> leave = {};
   std::vector<std::int64_t> join = {};
   std::int64_t replicas = 0;  // from now on; 0: as before
   bool failure = false;       // unannounced: back to the last checkpoint, and a restart
+  // Ranks that compute at `speed` x their speed of the cluster from now on. No policy is told.
+  std::vector<std::int64_t> slow = {};
+  double speed = 1;
 };
 
 struct Scenario {

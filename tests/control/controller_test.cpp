@@ -130,6 +130,36 @@ TEST(Controller, ABurstOfThreeStepsMovesNothing) {
   }
 }
 
+// It moves once, as it would if it were told, and back once the rank is fast again.
+TEST(Controller, MovesOnceForASlowRank) {
+  for (const double speed : {0.7, 0.5}) {
+    Training training(3);
+    training.noise = 0.02;
+    training.run(50);
+    const double even_s = training.step_s;
+    EXPECT_TRUE(training.moves.empty());
+    training.slow = Rank(1);
+    training.speed = speed;
+    training.run(4);
+    const auto decision = training.decide();
+    ASSERT_TRUE(decision && decision->migrate) << "speed " << speed;
+    training.observe();
+    EXPECT_NEAR(decision->planned_step_s, training.step_s, 0.02 * training.step_s);
+    EXPECT_NEAR(std::stod(decision->why.substr(13)), 1 / speed, 0.05) << decision->why;
+    EXPECT_TRUE(decision->why.ends_with("since step 50")) << decision->why;
+    const cost::Cluster real = training.real_cluster();
+    const auto best = propose(plan::Balancer::kOptimal,
+                              {training.costs, real, kMicroBatches, training.plan.schedule});
+    EXPECT_LE(training.step_s, 1.01 * best->evaluation.step_time_s);
+    training.run(100);
+    EXPECT_EQ(training.moves.size(), 1U);
+    training.slow.reset();
+    training.run(100);
+    EXPECT_EQ(training.moves.size(), 2U);
+    EXPECT_NEAR(training.step_s, even_s, 1e-9);
+  }
+}
+
 TEST(Controller, NoiseAloneMovesNothing) {
   std::size_t moves = 0;
   for (std::uint64_t seed = 1; seed <= samples(20U); ++seed) {

@@ -53,18 +53,26 @@ struct Training {
     return *decision;
   }
 
+  cost::Cluster real_cluster() const {
+    cost::Cluster real = cluster;
+    if (slow) real.ranks[slow->index()].speed = speed;
+    return real;
+  }
+
   void observe() {
     cost::Observation seen{.layers = {}, .charges = charges};
     for (std::int32_t i = 0; i < costs.size(); ++i) {
       const cost::LayerCost& layer = costs.layers[LayerId(i).index()];
-      const double rank = plan.owner(LayerId(i)) == burst ? 2 : 1;
+      const Rank owner = plan.owner(LayerId(i));
+      const double rank = owner == burst ? 2 : 1 / (owner == slow ? speed : 1);
       const double factor = rank * std::max(0.1, 1 + noise * rng.normal());
       seen.layers.push_back(cost::sample_of(layer, factor));
       if (counted) seen.layers.back().work = layer.forward_s;
     }
     seen.steps = every;
     controller.observe(seen, plan, costs.frozen_layers());
-    trained_s += evaluate(plan, costs, cluster, kMicroBatches)->step_time_s;
+    step_s = evaluate(plan, costs, real_cluster(), kMicroBatches)->step_time_s;
+    trained_s += step_s;
     step += every;
   }
 
@@ -85,8 +93,11 @@ struct Training {
   bool counted = false;    // sources count the work
   std::int64_t every = 1;  // steps that an observation stands for
   std::optional<Rank> burst;
+  std::optional<Rank> slow;  // of `speed`, which the controller is not told
+  double speed = 1;
   std::int64_t step = 0;
   std::int64_t plans = 0;
+  double step_s = 0;  // of the newest step
   double trained_s = 0;
   std::vector<std::int64_t> moves;
 };

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Separates slow ranks from expensive layers: a hot or shared core, a failing card. The time of a
+// layer is its work x the factor of its rank. The controller gives the profiler times at full
+// speed, and plans for ranks of these speeds. So a slow rank's layers do not look expensive where
+// they are, and cheap where they go.
+//
+// A rank has become slow if, in each of the newest 4 steps, all its layers take longer by one
+// factor than in the older ones. It must hold for forward passes and for weight gradients, per unit
+// of counted work and in all, relative to the other ranks, and beyond the noise. Sources change
+// layers in other ways: by their own factors, announced or counted, or on several ranks. The same
+// test finds that a slow rank has become faster. No rank is faster than a factor of 1: that is less
+// work.
+//
+// Layers that move are the second evidence, after 3 steps elsewhere. If those that have left a rank
+// all become faster by one factor, the rank was slow before. If those that have left a slow rank
+// take as long elsewhere, the work has grown, and the rank is not slow.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "dynmo/core/ids.h"
+#include "dynmo/cost/cluster.h"
+#include "dynmo/cost/layer_sample.h"
+
+namespace dynmo::control {
+
+struct SpeedChange {
+  Rank rank;
+  double before = 1;         // time of a layer / its time at full speed
+  double factor = 1;         // the same from now on
+  std::int64_t steps = 0;    // since the change, the newest step included
+  std::int64_t samples = 0;  // observations since the change
+
+  // Lists the fields for state_json_impl.h.
+  template <typename Self, typename Visit>
+  static void fields(Self& self, Visit visit) {
+    visit("rank", self.rank);
+    visit("before", self.before);
+    visit("factor", self.factor);
+    visit("steps", self.steps);
+    visit("samples", self.samples);
+  }
+};
+
+// Deterministic. One thread uses it. Without a slow rank, times and clusters pass unchanged, bit
+// for bit.
+class RankSpeeds {
+ public:
+  // Adds a step, which stands for `steps`. `layers` are by LayerId, and `owners` their ranks.
+  // Returns the ranks whose factors have changed.
+  const std::vector<SpeedChange>& add(const std::vector<cost::LayerSample>& layers,
+                                      const std::vector<Rank>& owners, std::int64_t steps = 1);
+  // Returns what the newest add() has returned.
+  [[nodiscard]] const std::vector<SpeedChange>& changes() const { return changes_; }
+
+  // Forgets the times of layers without a count, because their work changes from the next step on.
+  void restart();
+  // Forgets all times. The factors stay.
+  void forget_times();
+  // Scales all steps except the newest `steps`: the layers have other work since.
+  void scale(const std::vector<double>& factors, int steps);
+
+  // Returns the times that the layers would have taken at full speed.
+  [[nodiscard]] std::vector<cost::LayerSample> at_full_speed(std::vector<cost::LayerSample> layers,
+                                                             const std::vector<Rank>& owners) const;
+  // Returns `ranks` with the speeds of slow ranks divided by their factors.
+  [[nodiscard]] cost::Cluster slowed(cost::Cluster ranks) const;
+
+  // Renumbers the ranks after some have joined or left. Rank i was `before[i]`, or is new.
+  void ranks_changed(const std::vector<std::optional<Rank>>& before);
+
+  // One observed step, at full speed. 0: not measured, or not counted.
+  struct Step {
+    std::vector<double> forward_s;  // here and below by layer
+    std::vector<double> weight_gradient_s;
+    std::vector<double> work;
+    std::vector<Rank> owners;
+    std::int64_t steps = 1;
+
+    template <typename Self, typename Visit>
+    static void fields(Self& self, Visit visit) {
+      visit("forward_s", self.forward_s);
+      visit("weight_gradient_s", self.weight_gradient_s);
+      visit("work", self.work);
+      visit("owners", self.owners);
+      visit("steps", self.steps);
+    }
+  };
+  template <typename Self, typename Visit>
+  static void fields(Self& self, Visit visit) {
+    visit("window", self.window_);
+    visit("factors", self.factors_);
+  }
+  // Returns whether a restored state is one of `layers` layers.
+  [[nodiscard]] bool fits(std::size_t layers) const;
+
+ private:
+  [[nodiscard]] double factor(Rank rank) const;
+  void find_new_speeds();
+  void learn_from_moves();
+  void set(Rank rank, double factor, std::size_t samples);
+
+  std::deque<Step> window_;
+  std::map<Rank, double> factors_;  // of slow ranks
+  std::vector<SpeedChange> changes_;
+};
+
+}  // namespace dynmo::control
