@@ -22,6 +22,7 @@ constexpr std::size_t kMovedSteps = 3;    // find_change() knows a layer's chang
 constexpr std::size_t kSpeedLayers = 2;
 constexpr double kSpeedDeviations = 6;
 constexpr double kAlikeShare = 0.35;     // difference of layers, as a share of the common change
+constexpr double kMostApart = 0.2;       // of logarithms of layers
 constexpr double kLeastSlow = 0.2231;    // log 1.25
 constexpr double kLeastOfSlow = 0.0953;  // log 1.1, of a rank that is slow already
 constexpr double kFullSpeed = 1.05;      // a smaller factor is none
@@ -55,8 +56,8 @@ class Evidence {
       std::vector<double> rate;
       for (const Part& part : parts_) {
         if (!layers.contains(part.layer)) continue;
-        rate.push_back(*part.rate[t] - common_[t]);
-        wholes.push_back(*part.whole[t] - common_[t]);
+        rate.push_back(relative(*part.rate[t], common_[t]));
+        wholes.push_back(relative(*part.whole[t], common_[t]));
       }
       if (rate.empty()) return 0;
       rates.push_back(median_in_place(rate));
@@ -67,8 +68,8 @@ class Evidence {
     if (!shows_half(median_in_place(wholes))) return 0;
     const auto differs = [&](const Part& part) {
       if (!layers.contains(part.layer)) return false;
-      const double allowed =
-          std::max(kAlikeShare * std::abs(change), kSpeedDeviations * error(part.noise));
+      const double allowed = std::max(std::min(kAlikeShare * std::abs(change), kMostApart),
+                                      kSpeedDeviations * error(part.noise));
       return std::abs(own_change(part) - change) > allowed;
     };
     return std::ranges::any_of(parts_, differs) ? 0 : change;
@@ -107,6 +108,12 @@ class Evidence {
   }
 
  private:
+  // A rank is not slow because the others have less work.
+  static double relative(double value, double common) {
+    if (common >= 0) return value - common;
+    return value < 0 ? std::min(0.0, value - common) : value;
+  }
+
   // The standard error of the difference between medians of the newest and the older steps.
   double error(double noise) const {
     const auto newest = static_cast<double>(steps_.size() - older_);
@@ -116,7 +123,7 @@ class Evidence {
   double own_change(const Part& part) const {
     std::vector<double> values;
     for (std::size_t t = older_; t < steps_.size(); ++t) {
-      values.push_back(*part.rate[t] - common_[t]);
+      values.push_back(relative(*part.rate[t], common_[t]));
     }
     return median_in_place(values);
   }
@@ -125,7 +132,7 @@ class Evidence {
     std::vector<double> result;
     for (std::size_t t = from; t < to; ++t) {
       const auto found = levels_[t].find(rank);
-      if (found != levels_[t].end()) result.push_back(found->second - common_[t]);
+      if (found != levels_[t].end()) result.push_back(relative(found->second, common_[t]));
     }
     return result;
   }
@@ -173,8 +180,8 @@ class Evidence {
     return true;
   }
 
-  // A rank's level is the median of its parts. The common part of a step is the median of the
-  // ranks, the lower one of two. Of two ranks one that has less work does not make the other slow.
+  // A rank's level is the median of its parts. The common part of a step is that of more than half
+  // of the ranks.
   void add_levels(std::size_t t) {
     std::map<Rank, std::vector<double>> of_rank;
     for (const Part& part : parts_) {
@@ -186,8 +193,9 @@ class Evidence {
       values.push_back(levels[rank] = median_in_place(rates));
     }
     std::ranges::sort(values);
-    const double middle = values.empty() ? 0 : values[(values.size() - 1) / 2];
-    common_.push_back(values.size() == 2 ? std::max(0.0, middle) : middle);
+    const double lower = values.empty() ? 0 : values[(values.size() - 1) / 2];
+    const double upper = values.empty() ? 0 : values[values.size() / 2];
+    common_.push_back(lower > 0 ? lower : std::min(0.0, upper));
   }
 
   const std::deque<RankSpeeds::Step>& steps_;
