@@ -432,7 +432,6 @@ class ElasticInput(RunCase):
                 (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
                 (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
                 (("elastic.release_command=sh",), "elastic.release_command is 'sh' with elastic.enabled = false"),
-                (("elastic.enabled=true", "run.device=cuda"), "false with run.device = cuda"),
                 (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0"),
                 (("elastic.listen=loopback",), "elastic.listen is 'loopback' with elastic.enabled = false"),
                 (("elastic.enabled=true", "elastic.listen="), "auto, loopback or an address of this host"),
