@@ -3,6 +3,8 @@
 
 // A tokenizer.json of 256 bytes, a few merges and two added tokens.
 
+#include <fmt/format.h>
+
 #include <string>
 #include <string_view>
 
@@ -35,7 +37,8 @@ inline Json tiny_tokenizer(std::string_view pattern = "") {
   int id = 256;
   for (const auto& [left, right] : pairs) {
     vocabulary[left + right] = id++;
-    merges.push_back(pattern.empty() ? Json(left + " " + right) : Json({left, right}));
+    merges.push_back(pattern.empty() ? Json(fmt::format("{} {}", left, right))
+                                     : Json({left, right}));
   }
   const auto added = [&](const char* content, bool special) {
     return Json{{"id", id++},      {"content", content},  {"single_word", false}, {"lstrip", false},
