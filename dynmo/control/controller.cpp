@@ -376,7 +376,7 @@ std::string Controller::why(Cause cause, const Boundary& now) const {
       return "measured again since the change";
     case Cause::kFound:
       if (pending_.speed) {
-        return fmt::format("{} takes {:.2f} x the time of a rank at full speed since step {}",
+        return fmt::format("layers on {} take {:.2f} x their time at full speed since step {}",
                            name_of(pending_.speed->rank), pending_.speed->factor,
                            std::max<std::int64_t>(now.step - pending_.speed->steps, 0));
       }

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <regex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -35,9 +36,15 @@ using runtime::PipelineOptions;
 using Decided =
     std::tuple<std::int64_t, bool, plan::Plan, plan::LayerSet, std::string, std::string>;
 
+// A simulation numbers the ranks of one replica, a run those of all.
 inline Decided decided(std::int64_t step, const control::Decision& decision) {
-  return {step,         decision.migrate, decision.plan, decision.recomputed,
-          decision.why, decision.reason};
+  static const std::regex kNames("layers on ranks? [0-9, ]+ take");
+  return {step,
+          decision.migrate,
+          decision.plan,
+          decision.recomputed,
+          std::regex_replace(decision.why, kNames, "layers on a rank take"),
+          decision.reason};
 }
 
 // Runs one policy over the load with its recording, as `dynmo simulate` does.
