@@ -48,7 +48,7 @@ class Evidence {
     for (std::size_t t = 0; t < steps.size(); ++t) add_levels(t);
   }
 
-  // The change in the newest steps that all these layers share; 0: none, or a smaller one.
+  // Returns the change in the newest steps that all these layers share. 0: none, or a smaller one.
   double shared(const std::set<std::size_t>& layers, double least) const {
     std::vector<double> rates;
     std::vector<double> wholes;
@@ -75,7 +75,7 @@ class Evidence {
     return std::ranges::any_of(parts_, differs) ? 0 : change;
   }
 
-  // Whether it exceeds the noise of the rank's level in older steps.
+  // Returns whether the change exceeds the noise of the rank's level in older steps.
   bool exceeds_noise(Rank rank, double change) const {
     std::vector<double> levels = levels_of(rank, 0, older_);
     if (levels.size() < kUsualSteps) return false;
@@ -85,7 +85,7 @@ class Evidence {
            kSpeedDeviations * error(kDeviationPerMad * median_in_place(levels));
   }
 
-  // The number of newest steps that show it.
+  // Returns the number of newest steps that show the change.
   std::size_t age(Rank rank, double change) const {
     std::size_t count = 0;
     while (count < steps_.size()) {

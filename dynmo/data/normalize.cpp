@@ -11,8 +11,8 @@
 namespace dynmo::data {
 namespace {
 
-// Whether a byte of UTF-8 begins a character below U+0300, or continues one. Those compose with
-// nothing before them, and are their own normal forms.
+// Returns whether a byte of UTF-8 begins a character below U+0300, or continues a character. Those
+// below U+0300 compose with nothing before them, and are their own normal forms.
 bool stays(char byte) { return static_cast<unsigned char>(byte) < 0xCC; }
 
 struct Free {

@@ -29,20 +29,7 @@ namespace {
 
 constexpr int kTokens = 61;  // of the vocabulary
 
-Expected<int> load_strict() {
-  strict::open();
-  return strict::kDevices;
-}
-Expected<at::Device> open_strict(int local_rank) { return strict::open(local_rank); }
-
-class StrictKind : public ::testing::TestWithParam<const char*> {
- public:
-  static void SetUpTestSuite() {
-    if (is_device_name("strict")) return;
-    c10d::add_device_kind(
-        {.name = "strict", .type = at::kPrivateUse1, .load = &load_strict, .open = &open_strict});
-  }
-};
+class StrictKind : public ::testing::TestWithParam<const char*> {};  // strict_kind.cpp adds it
 
 using StrictKindInput = StrictKind;
 
