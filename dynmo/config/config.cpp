@@ -204,6 +204,7 @@ std::vector<TomlKey> run_keys(Config& c) {
   const ActsIf writes =
       either(when("checkpoint.every", at_least(1), "checkpoint.every of 1 or more"), is_elastic());
   const ActsIf sleeps = when("run.device", Names{"emulated"});
+  const ActsIf slow = when_given("emulated.slow_ranks", "emulated.slow_ranks");
   const ActsIf beside = when("checkpoint.asynchronous", Names{"true"});
   return {
       {"checkpoint.every", &c.checkpoint.every, steps_or_0("none")},
@@ -214,6 +215,10 @@ std::vector<TomlKey> run_keys(Config& c) {
       {"emulated.trace", &c.emulated.trace, {}, {sleeps}},
       {"emulated.memory_scale", &c.emulated.memory_scale, above_to(0, 1), {sleeps}},
       {"emulated.time_scale", &c.emulated.time_scale, between(0.01, 1000), {sleeps}},
+      {"emulated.slow_ranks", &c.emulated.slow_ranks, {}, {sleeps}},
+      {"emulated.slow_speed", &c.emulated.slow_speed, above_to(0, 1), {sleeps, slow}},
+      {"emulated.slow_from", &c.emulated.slow_from, between(0, kLarge), {sleeps, slow}},
+      {"emulated.slow_until", &c.emulated.slow_until, steps_or_0("none"), {sleeps, slow}},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device, devices()},
       {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},
@@ -270,6 +275,12 @@ Expected<void> check_emulation(const Config& c) {
                     "none with run.device = emulated: its layers keep no activations"));
   DYNMO_TRY(require(c.emulated.profile.empty() != c.emulated.trace.empty(), "run.device",
                     c.run.device, "one of emulated.profile and emulated.trace with it"));
+  for (const std::int64_t rank : c.emulated.slow_ranks) {
+    DYNMO_TRY(check_allowed("emulated.slow_ranks", rank, between(0, kLarge)));
+  }
+  DYNMO_TRY(require(c.emulated.slow_until == 0 || c.emulated.slow_until > c.emulated.slow_from,
+                    "emulated.slow_until", c.emulated.slow_until,
+                    "0, or more than emulated.slow_from"));
   return require(c.train.validation_every == 0, "train.validation_every", c.train.validation_every,
                  "0 with run.device = emulated: it has no losses");
 }
@@ -424,7 +435,10 @@ std::vector<std::pair<std::string, std::string>> deciding_values(const Config& c
                          table == "emulated" || key.name == "run.device" ||
                          key.name == "train.steps" || key.name == "train.seed" ||
                          is_enabled_source(copy.sources, table);
-    if (decides && key.refused.empty()) values.emplace_back(key.name, toml_value(key.field));
+    // Speeds change no number.
+    const bool speeds = key.name.starts_with("emulated.slow_");
+    if (decides && !speeds && key.refused.empty())
+      values.emplace_back(key.name, toml_value(key.field));
   }
   return values;
 }

@@ -105,10 +105,14 @@ struct Config {
   } checkpoint;
   // Costs of layers for run.device = "emulated" (model/emulated.h). One of the two files is set.
   struct Emulated {
-    std::string profile;      // "dynmo-profile-1": the same costs in every step
-    std::string trace;        // "dynmo-load-trace-1": costs by step
-    double memory_scale = 1;  // bytes held for each byte of a parameter
-    double time_scale = 1;    // seconds slept for each second of a layer
+    std::string profile;                        // "dynmo-profile-1": the same costs in every step
+    std::string trace;                          // "dynmo-load-trace-1": costs by step
+    double memory_scale = 1;                    // bytes held for each byte of a parameter
+    double time_scale = 1;                      // seconds slept for each second of a layer
+    std::vector<std::int64_t> slow_ranks = {};  // positions, with slow_speed in the steps below
+    double slow_speed = 0.5;
+    std::int64_t slow_from = 0;   // first step
+    std::int64_t slow_until = 0;  // first step at full speed again; 0: none
   } emulated;
   // docs/elasticity.md
   struct Elastic {

@@ -93,6 +93,10 @@ class Decisions {
   [[nodiscard]] cost::Announced announced() const { return announced_; }
   // Returns whether predictions include the time of summing gradients over the replicas.
   [[nodiscard]] bool knows_reduction() const;
+  // Returns the ranks whose speeds the newest step has shown to be others.
+  [[nodiscard]] const std::vector<SpeedChange>& speed_changes() const {
+    return controller_.speeds().changes();
+  }
   [[nodiscard]] double own_plan_s() const { return own_plan_s_; }  // this rank's last decision
 
   // Returns the ranks of a replica at full speed and their links, as measured so far.

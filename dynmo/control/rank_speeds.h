@@ -55,6 +55,8 @@ class RankSpeeds {
   // Returns the ranks whose factors have changed.
   const std::vector<SpeedChange>& add(const std::vector<cost::LayerSample>& layers,
                                       const std::vector<Rank>& owners, std::int64_t steps = 1);
+  // Returns what the newest add() has returned.
+  [[nodiscard]] const std::vector<SpeedChange>& changes() const { return changes_; }
 
   // Forgets the times of layers without a count, because their work changes from the next step on.
   void restart();

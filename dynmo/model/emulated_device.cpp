@@ -55,7 +55,7 @@ EmulatedDevice::Clock::time_point EmulatedDevice::mark() {
 
 void EmulatedDevice::work(double seconds) {
   if (!free_) free_ = marked_;
-  free_ = time() + of_seconds(seconds);
+  free_ = time() + of_seconds(seconds / speed_);
   sleep_until(*free_);
 }
 

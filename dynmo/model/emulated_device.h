@@ -24,6 +24,9 @@ class EmulatedDevice {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // Makes a device on which a layer of t seconds takes t / `speed`.
+  explicit EmulatedDevice(double speed = 1) : speed_(speed) {}
+
   [[nodiscard]] bool has_worked() const { return free_.has_value(); }
   // Returns the time at which the next layer begins: the end of the last one, or now if there was
   // none.
@@ -33,7 +36,7 @@ class EmulatedDevice {
   // starts it later.
   Clock::time_point mark();
 
-  // Works for `seconds`. Returns at the end of the work, or at once if that is past.
+  // Works for `seconds` at full speed. Returns at the end of the work, or at once if that is past.
   void work(double seconds);
   // Idles for `seconds`, which the host needed to prepare the next layer's input.
   void stand_still(double seconds);
@@ -67,6 +70,7 @@ class EmulatedDevice {
   [[nodiscard]] static EmulatedDevice* in_use();
 
  private:
+  double speed_;
   std::optional<Clock::time_point> free_;
   std::optional<Clock::time_point> marked_;  // last mark(), before the first work
 };

@@ -38,6 +38,7 @@ class Interpreter {
         model_(model),
         input_(input),
         states_(states),
+        emulated_(input.emulated_speed),
         clock_(input.staging.device, &emulated_),
         messages_(transport, lane, input, output_, clock_.start().host) {}
 

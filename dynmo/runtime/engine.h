@@ -50,7 +50,8 @@ struct StepInput {
   // all ranks.
   std::vector<std::int64_t> room = {};
   at::ScalarType boundary_type = at::kFloat;
-  Staging staging = {};  // of the states and of messages between stages
+  Staging staging = {};       // of the states and of messages between stages
+  double emulated_speed = 1;  // of an emulated device
   // A transport of the same ranks for bytes in the device's memory. Its waits order the device's
   // work without stopping the host. If null, messages pass through host memory.
   transport::Transport* device_messages = nullptr;

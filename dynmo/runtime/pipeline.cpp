@@ -247,6 +247,8 @@ StepInput Pipeline::round_input(const schedule::Schedule& lowered, const Batches
           .room = room_,
           .boundary_type = options_.boundary_type,
           .staging = options_.staging,
+          .emulated_speed =
+              options_.emulated_speed ? options_.emulated_speed(state_.step, grid_.position()) : 1,
           .device_messages = device_messages_.transport(),
           .batch = [&batches, step = state_.step](MicroBatchId id) { return batches(step, id); }};
 }
@@ -385,6 +387,7 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
   const auto profiling = Clock::now();
   decisions_.observe(step_of(exchanged), state_.plan, state_.frozen_layers);
   report.profile_s += seconds_since(profiling);
+  report.speeds = decisions_.speed_changes();
   report.reduction_s = times_.reduction_s;
   report.update_s = times_.update_total_s;
   // The whole of which busy_s is a part: the time between two exchanges, where all ranks meet. The

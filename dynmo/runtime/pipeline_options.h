@@ -66,7 +66,9 @@ struct PipelineOptions {
   // the number that stays.
   std::int64_t release_after = 10;
   int min_ranks = 1;
-  Staging staging = {};                        // where this rank computes
+  Staging staging = {};  // where this rank computes
+  // Returns the speed of a position's emulated device in a step. Without it, all have 1.
+  std::function<double(std::int64_t step, Rank position)> emulated_speed = {};
   c10d::ChannelTransport* channels = nullptr;  // of the group; see StepInput::device_messages
   // Returns whether this rank has something to tell all ranks before the next step
   // (StepReport::asked).

@@ -9,6 +9,7 @@
 
 #include "dynmo/control/policy.h"
 #include "dynmo/control/profiler.h"
+#include "dynmo/control/rank_speeds.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/observe/step_facts.h"
 #include "dynmo/schedule/schedule.h"
@@ -35,6 +36,7 @@ struct StepReport : observe::StepFacts {
   std::optional<Error> stop = {};
   // A rank has something to tell all ranks before the next step.
   bool asked = false;
+  std::vector<control::SpeedChange> speeds;     // that this step has shown
   std::vector<cost::LayerSample> layers;        // by LayerId, as measured in this step
   std::vector<schedule::TimedAction> actions;   // this rank's, compute
   std::vector<schedule::TimedAction> messages;  // this rank's (StepOutput::messages)

@@ -188,6 +188,12 @@ void RunLog::write_events(const runtime::StepReport& report, const runtime::Pipe
           observe::move_event(report.moved_layers, report.moved_bytes, report.move_pause_s,
                               pipeline.plan()));
   }
+  for (const control::SpeedChange& change : report.speeds) {
+    event("speed", report.step,
+          {{"rank", change.rank.value},
+           {"factor", change.factor},
+           {"since", report.step + 1 - change.steps}});
+  }
   if (report.skipped) event("skipped", report.step, {{"gradient_norm", report.gradient_norm}});
 }
 
@@ -246,12 +252,14 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
         fmt::format("step {:5}  loss {}, gradient norm {}: no update (train.on_nan = skip)",
                     report.step, std::abs(report.loss), report.gradient_norm));
   }
-  if (const auto slow = slow_.add(report.layers, pipeline.plan())) {
+  for (const control::SpeedChange& change : report.speeds) {
     // (Times are means over the replicas.)
-    lines.push_back(
-        fmt::format("step {:5}  {}{} is slow: all its layers take {:.1f} x as long as before",
-                    report.step, history_.run().replicas > 1 ? "one of " : "",
-                    pipeline.grid().name_of(slow->rank), slow->factor));
+    lines.push_back(fmt::format(
+        "step {:5}  {}{} {} since step {}", report.step,
+        history_.run().replicas > 1 ? "one of " : "", pipeline.grid().name_of(change.rank),
+        change.factor > 1 ? fmt::format("is slow: its layers take {:.2f} x as long", change.factor)
+                          : "is as fast as the others",
+        report.step + 1 - change.steps));
   }
   return lines;
 }
@@ -286,7 +294,6 @@ std::string RunLog::write_load(const runtime::StepReport& report,
 
 void RunLog::begin_group() {
   traces_.clear();
-  slow_ = {};
   moves_ = {};
   recorded_.sent = {};
   recorded_.pause_s = 0;

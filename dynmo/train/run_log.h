@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "dynmo/config/config.h"
-#include "dynmo/control/slow_rank.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
@@ -140,7 +139,6 @@ class RunLog {
   std::optional<observe::RunHistory::Validation> validation_;  // the newest
   bool closed_ = false;
   std::deque<StepTrace> traces_;
-  control::SlowRankDetector slow_;
   MoveLog moves_;
   std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none
   std::optional<observe::EventLog> events_;  // the leader's; nullopt: it cannot be written

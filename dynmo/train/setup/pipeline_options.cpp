@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/train/setup/pipeline_options.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "dynmo/cost/cluster.h"
@@ -65,6 +66,13 @@ runtime::PipelineOptions pipeline_options(const config::Config& c, const RunMode
   options.release_after = c.elastic.release_after;
   options.min_ranks = static_cast<int>(c.elastic.ranks_min);
   options.lane = lane;
+  if (!c.emulated.slow_ranks.empty()) {
+    options.emulated_speed = [slow = c.emulated](std::int64_t step, Rank position) {
+      const bool now = step >= slow.slow_from && (slow.slow_until == 0 || step < slow.slow_until);
+      const bool here = std::ranges::find(slow.slow_ranks, position.value) != slow.slow_ranks.end();
+      return now && here ? slow.slow_speed : 1;
+    };
+  }
   options.staging.device = made.device.device;
   options.channels = made.device.channels;
   return options;
