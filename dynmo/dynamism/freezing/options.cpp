@@ -197,7 +197,14 @@ std::optional<Idle> idle_in(const FreezingOptions& options, const TrainingSettin
   // later.
   const bool slopes = options.rule == FreezingRule::kPlasticity;
   const std::int64_t more = options.patience + (slopes ? 1 : 0);
-  if (first + more * options.check_every + (slopes ? 1 : 0) < steps) return {};
+  const std::int64_t after_first = more * options.check_every + (slopes ? 1 : 0);
+  if (first + after_first < steps) return {};
+  if (options.check_every + after_first < steps) {
+    return Idle{.given = fmt::format("freezing.bootstrap is {}", options.bootstrap),
+                .nothing = kNothing,
+                .why = fmt::format("the first check would be before step {}", first),
+                .wanted = "a smaller share"};
+  }
   return Idle{.given = fmt::format("freezing.check_every is {}", options.check_every),
               .nothing = kNothing,
               .why = fmt::format("the first check would be before step {} and {} more are needed "

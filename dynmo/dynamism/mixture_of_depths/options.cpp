@@ -41,7 +41,8 @@ std::optional<Idle> idle_in(const MixtureOfDepthsOptions& options, const Trainin
     if (is_routed(options, block)) return {};
   }
   if (setting.blocks == 0) return {};
-  const bool first = options.first_block >= setting.blocks;
+  const bool first = options.first_block >= setting.blocks ||
+                     (options.first_block > 0 && options.every <= setting.blocks);
   return Idle{.given = first
                            ? fmt::format("mixture_of_depths.first_block is {}", options.first_block)
                            : fmt::format("mixture_of_depths.every is {}", options.every),
