@@ -56,6 +56,8 @@ const ActsIf& balances() {
 
 std::vector<TomlKey> model_keys(Config::Model& m) {
   const ActsIf llama = when("model.family", Names{"llama"});
+  const ActsIf scaled = when("model.rope_scaling", Names{"linear", "llama3"});
+  const ActsIf llama3 = when("model.rope_scaling", Names{"llama3"});
   return {
       {"model.family", &m.family, readable_by(cost::parse_family), {computes()}},
       {"model.vocabulary",
@@ -69,7 +71,19 @@ std::vector<TomlKey> model_keys(Config::Model& m) {
       {"model.intermediate", &m.shape.intermediate, {}, {computes()}},
       {"model.sequence", &m.shape.sequence, between(1, kLarge)},
       {"model.dropout", &m.dropout, {}, {computes()}},
-      {"model.rope_theta", &m.rope_theta, {}, {computes(), llama}},
+      {"model.rope_theta", &m.rope.theta, {}, {computes(), llama}},
+      {"model.rope_scaling",
+       toml_choice(&m.rope.scaling, cost::kRotaryScalingNames),
+       {},
+       {computes(), llama}},
+      {"model.rope_factor", &m.rope.factor, {}, {computes(), llama, scaled}},
+      {"model.rope_low_freq_factor", &m.rope.low_freq_factor, {}, {computes(), llama, llama3}},
+      {"model.rope_high_freq_factor", &m.rope.high_freq_factor, {}, {computes(), llama, llama3}},
+      {"model.rope_original_positions",
+       &m.rope.original_positions,
+       {},
+       {computes(), llama, llama3}},
+      {"model.qkv_bias", &m.qkv_bias, {}, {computes(), llama}},
       {"model.precision", &m.precision, readable_by(cost::parse_precision)},
       {"model.positions",
        &m.shape.positions,

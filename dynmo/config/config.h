@@ -16,6 +16,7 @@
 #include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/decoder_shape.h"
+#include "dynmo/cost/rotary.h"
 #include "dynmo/cost/transformer.h"
 #include "dynmo/dynamism/source_options.h"
 
@@ -35,7 +36,8 @@ struct Config {
                                 .sequence = 128,
                                 .positions = 0};
     double dropout = 0;
-    double rope_theta = 10000;  // llama
+    cost::Rotary rope = {};  // llama
+    bool qkv_bias = false;   // llama: of queries, keys and values, as in Qwen2
     double norm_epsilon = 1e-5;
     std::optional<bool> tied_embeddings = {};  // default: of the family, true for gpt2 only
     std::string precision = "fp32";            // or bf16: computes in it, keeps parameters in fp32

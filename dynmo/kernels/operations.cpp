@@ -239,16 +239,14 @@ void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targ
   });
 }
 
-RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size, double theta) {
-  DYNMO_CHECK(head_size % 2 == 0, "an even head size, got {}", head_size);
-  const std::int64_t half = head_size / 2;
+RotaryTable rotary_table(std::int64_t positions, const std::vector<double>& frequencies) {
+  const std::int64_t half = std::ssize(frequencies);
   RotaryTable table{.doubles = {at::empty({positions, half}, at::kDouble),
                                 at::empty({positions, half}, at::kDouble)},
                     .floats = {},
                     .copies = std::make_shared<RotaryTable::Copies>()};
   for (std::int64_t k = 0; k < half; ++k) {
-    const double frequency =
-        std::pow(theta, -2.0 * static_cast<double>(k) / static_cast<double>(head_size));
+    const double frequency = frequencies[static_cast<std::size_t>(k)];
     for (std::int64_t t = 0; t < positions; ++t) {
       const double angle = static_cast<double>(t) * frequency;
       table.doubles.cosine.data_ptr<double>()[t * half + k] = std::cos(angle);

@@ -65,9 +65,8 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient, std::int64_t tokens = 0);
 
-// Cosines and sines of rotary position embedding (Su et al., "RoFormer", 2021). Position t rotates
-// pair k by the angle t x theta^(-2k / head_size). Any thread may use a table. Copies share all
-// data.
+// Cosines and sines of rotary position embedding (cost/rotary.h). Any thread may use a table.
+// Copies share all data.
 struct RotaryTable {
   struct Angles {
     at::Tensor cosine;  // [positions, head_size / 2]
@@ -82,8 +81,9 @@ struct RotaryTable {
   // Returns the angles in `like`'s accumulation_type, on its device.
   [[nodiscard]] Angles of(const at::Tensor& like) const;
 };
-[[nodiscard]] RotaryTable rotary_table(std::int64_t positions, std::int64_t head_size,
-                                       double theta);
+// Makes a table for heads of twice as many values as frequencies.
+[[nodiscard]] RotaryTable rotary_table(std::int64_t positions,
+                                       const std::vector<double>& frequencies);
 
 // Rotates the pairs (k, k + K/2) of every head by the angle of its token's position, in place. This
 // is Hugging Face's pairing. Direction kBack undoes the rotation and is its gradient. The first

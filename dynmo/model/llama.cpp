@@ -13,13 +13,19 @@ namespace {
 
 Specs attention_specs(const LlamaConfig& config) {
   const std::int64_t kv = config.shape.kv_heads * config.head_size();
-  return {constant("input_layernorm.weight", config.shape.hidden, 1),
-          block_matrix("self_attn.q_proj.weight", config.shape.hidden, config.shape.hidden,
-                       config.init_std),
-          block_matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.init_std),
-          block_matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.init_std),
-          block_matrix("self_attn.o_proj.weight", config.shape.hidden, config.shape.hidden,
-                       residual_init_std(config.init_std, config.shape.blocks))};
+  Specs specs = {constant("input_layernorm.weight", config.shape.hidden, 1),
+                 block_matrix("self_attn.q_proj.weight", config.shape.hidden, config.shape.hidden,
+                              config.init_std),
+                 block_matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.init_std),
+                 block_matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.init_std),
+                 block_matrix("self_attn.o_proj.weight", config.shape.hidden, config.shape.hidden,
+                              residual_init_std(config.init_std, config.shape.blocks))};
+  if (config.qkv_bias) {
+    specs.push_back(constant("self_attn.q_proj.bias", config.shape.hidden, 0));
+    specs.push_back(constant("self_attn.k_proj.bias", kv, 0));
+    specs.push_back(constant("self_attn.v_proj.bias", kv, 0));
+  }
+  return specs;
 }
 
 Specs mlp_specs(const LlamaConfig& config) {
@@ -56,9 +62,8 @@ Expected<void> validate(const LlamaConfig& config) {
         "table of that many angles is made",
         config.shape.sequence, config.head_size(), kMaxAngles);
   }
-  DYNMO_TRY(check_positive({{"rope_theta", config.rope_theta},
-                            {"norm_epsilon", config.rms_epsilon},
-                            {"init_std", config.init_std}}));
+  DYNMO_TRY(cost::validate(config.rope));
+  DYNMO_TRY(check_positive({{"norm_epsilon", config.rms_epsilon}, {"init_std", config.init_std}}));
   return check_dropout(config.dropout);
 }
 
@@ -68,8 +73,8 @@ Model make_llama(const LlamaConfig& config) {
   Model model;
   model.push_back(embedding_layer({matrix("embed_tokens.weight", config.shape.vocabulary,
                                           config.shape.hidden, config.init_std)}));
-  const kernels::RotaryTable table =
-      kernels::rotary_table(config.shape.sequence, config.head_size(), config.rope_theta);
+  const kernels::RotaryTable table = kernels::rotary_table(
+      config.shape.sequence, cost::frequencies(config.rope, config.head_size()));
   for (std::int64_t block = 0; block < config.shape.blocks; ++block) {
     model.push_back(attention_layer(fmt::format("blocks.{}.attention", block),
                                     attention_specs(config), config, table));

@@ -18,6 +18,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/cost/decoder_shape.h"
+#include "dynmo/cost/rotary.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/recipe.h"
 
@@ -31,13 +32,14 @@ struct LlamaConfig {
                               .kv_heads = 8,
                               .intermediate = 688,
                               .sequence = 128};
-  double rope_theta = 10000;
+  cost::Rotary rope = {};
   double rms_epsilon = 1e-5;
   // Standard deviation of the normal initial values. For the two projections into the residual
   // stream it is divided by sqrt(2 x blocks), as in GPT-2 (Radford et al., 2019, section 2.3).
   double init_std = 0.02;
   double dropout = 0;
   bool tied_embeddings = false;  // head's matrix = embedding's matrix
+  bool qkv_bias = false;         // queries, keys and values have a bias, as in Qwen2
 
   [[nodiscard]] std::int64_t head_size() const { return shape.hidden / shape.heads; }
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;

@@ -102,7 +102,10 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
   std::shared_ptr<const Layer> with(
       std::shared_ptr<const AttentionPattern> pattern) const override {
     Specs specs = parameters();
-    if (pattern->shares_keys() && !shares_keys()) specs.erase(specs.begin() + kK);
+    if (pattern->shares_keys() && !shares_keys()) {
+      if (config_.qkv_bias) specs.erase(specs.begin() + static_cast<std::ptrdiff_t>(bias_of(kK)));
+      specs.erase(specs.begin() + kK);
+    }
     return std::make_shared<AttentionLayer>(name(), std::move(specs), config_, table_,
                                             std::move(pattern));
   }
@@ -117,10 +120,13 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
   }
 
  private:
-  enum { kNorm, kQ, kK };  // and v, o, where keys are shared in the place of k
+  // And v, o, the biases of q, k and v. Where keys are shared, none of k, and the others move up.
+  enum { kNorm, kQ, kK };
   bool shares_keys() const { return pattern_ && pattern_->shares_keys(); }
   std::size_t v() const { return shares_keys() ? kK : kK + 1; }
   std::size_t o() const { return v() + 1; }
+  // The bias of q, k or v.
+  std::size_t bias_of(std::size_t matrix) const { return o() + matrix; }
 
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedAttention& saved) const override {
@@ -128,8 +134,9 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     if (saved.left) saved.positions_BT = positions_of(saved.left);
     const std::int64_t B = saved.left ? 1 : input.x.size(0);
     const auto heads = [&](const Tensor& n_ND, std::size_t matrix, std::int64_t count) {
-      return times(state.parameters[matrix], n_ND)
-          .view({B, n_ND.size(0) / B, count, config_.head_size()});
+      Tensor product_NO = times(state.parameters[matrix], n_ND);
+      if (config_.qkv_bias) product_NO.add_(value(state, bias_of(matrix)));
+      return product_NO.view({B, n_ND.size(0) / B, count, config_.head_size()});
     };
     saved.x_ND = rows(input.x);
     saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
@@ -192,6 +199,10 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     if (!shares_keys()) add_product(p[kK], flat(saved.k_BTHK), n_ND);
     add_product(p[v()], flat(saved.v_BTHK), n_ND);
     add_product(p[o()], saved.update_gradient_ND, mixed(saved));
+    if (!config_.qkv_bias) return;
+    p[bias_of(kQ)].gradient.add_(flat(saved.q_BTHK).sum(0));
+    if (!shares_keys()) p[bias_of(kK)].gradient.add_(flat(saved.k_BTHK).sum(0));
+    p[bias_of(v())].gradient.add_(flat(saved.v_BTHK).sum(0));
   }
 
   void turn(Tensor& x_BTHK, const SavedAttention& saved, kernels::Rope direction,

@@ -51,28 +51,48 @@ void forbid(JsonObject& config, const Json& json, const std::string& key) {
 
 // rope_theta is alone, or with what scales it: in rope_parameters since version 5 of the
 // library, in rope_scaling before.
-double rope_theta(JsonObject& config, const Json& json, double absent) {
-  double theta = config.number("rope_theta", absent);
+cost::Rotary rotary(JsonObject& config, const Json& json, const std::string& origin, double theta) {
+  cost::Rotary rope{.theta = config.number("rope_theta", theta)};
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const auto found = json.find(key);
     if (found == json.end()) continue;
     if (!found->is_object()) {
       config.fail(key, fmt::format("is {}, wanted an object", found->dump()));
-      return theta;
+      return rope;
     }
-    for (const auto& [name, value] : found->items()) {
-      const bool plain = ((name == "rope_type" || name == "type") && value == "default") ||
-                         (name == "partial_rotary_factor" && value == 1.0) || value.is_null();
-      if (name == "rope_theta" && value.is_number()) {
-        theta = value.get<double>();
-      } else if (!plain) {
-        config.fail(
-            fmt::format("{}/{}", key, name),
-            fmt::format("is {}, implemented are rotary positions without scaling", value.dump()));
-      }
+    const Json kept = without_nulls(*found);
+    JsonObject entry(kept, origin, fmt::format("/{}", key));
+    rope.theta = entry.number("rope_theta", rope.theta);
+    require(entry, kept, "partial_rotary_factor", {1.0});
+    entry.ignore("partial_rotary_factor");
+    for (const char* type : {"type", "rope_type"}) {
+      require(entry, kept, type, {"default", "linear", "llama3"});
     }
+    const std::string type = entry.string("rope_type", entry.string("type", "default"));
+    if (type == "linear" || type == "llama3") rope.factor = entry.number("factor");
+    if (type == "linear") rope.scaling = cost::RotaryScaling::kLinear;
+    if (type == "llama3") {
+      rope.scaling = cost::RotaryScaling::kLlama3;
+      rope.low_freq_factor = entry.number("low_freq_factor");
+      rope.high_freq_factor = entry.number("high_freq_factor");
+      rope.original_positions = entry.integer("original_max_position_embeddings");
+    }
+    config.take_fault(entry);
   }
-  return theta;
+  return rope;
+}
+
+// The object `rope_parameters` of a config.json.
+Json rope_parameters(const cost::Rotary& rope) {
+  Json json = {{"rope_theta", rope.theta}, {"rope_type", "default"}};
+  if (rope.scaling == cost::RotaryScaling::kNone) return json;
+  json["rope_type"] = cost::kRotaryScalingNames[static_cast<std::size_t>(rope.scaling)];
+  json["factor"] = rope.factor;
+  if (rope.scaling == cost::RotaryScaling::kLinear) return json;
+  json["low_freq_factor"] = rope.low_freq_factor;
+  json["high_freq_factor"] = rope.high_freq_factor;
+  json["original_max_position_embeddings"] = rope.original_positions;
+  return json;
 }
 
 // Where the families that are read as a Llama have other values for absent keys.
@@ -81,8 +101,8 @@ struct LlamaDefaults {
   double rms_epsilon = 1e-6;
 };
 
-model::LlamaConfig llama(JsonObject& config, const Json& json, const cost::TransformerShape& shape,
-                         const LlamaDefaults& absent = {}) {
+model::LlamaConfig llama(JsonObject& config, const Json& json, const std::string& origin,
+                         const cost::TransformerShape& shape, const LlamaDefaults& absent = {}) {
   require(config, json, "hidden_act", {"silu"});
   require(config, json, "attention_bias", {false});
   require(config, json, "mlp_bias", {false});
@@ -94,13 +114,21 @@ model::LlamaConfig llama(JsonObject& config, const Json& json, const cost::Trans
   }
   model::LlamaConfig llama;
   llama.shape = shape;
-  llama.rope_theta = rope_theta(config, json, absent.rope_theta);
+  llama.rope = rotary(config, json, origin, absent.rope_theta);
   llama.rms_epsilon = epsilon(config, "rms_norm_eps", absent.rms_epsilon);
   return llama;
 }
 
+void forbid_window(JsonObject& config, const Json& json) {
+  const auto window = json.find("sliding_window");
+  if (window == json.end()) return;
+  config.fail(
+      "sliding_window",
+      fmt::format("is {}, implemented is null: attention to all tokens before", window->dump()));
+}
+
 // A Llama with experts.
-model::LlamaConfig mixtral(JsonObject& config, const Json& json,
+model::LlamaConfig mixtral(JsonObject& config, const Json& json, const std::string& origin,
                            const cost::TransformerShape& shape) {
   require(config, json, "router_jitter_noise", {0.0});
   if (shape.experts_per_token == 1) {
@@ -113,13 +141,17 @@ model::LlamaConfig mixtral(JsonObject& config, const Json& json,
     config.fail("num_local_experts", fmt::format("is {}, implemented are at most {} in {} blocks",
                                                  shape.experts, most, shape.blocks));
   }
-  const auto window = json.find("sliding_window");
-  if (window != json.end()) {
-    config.fail(
-        "sliding_window",
-        fmt::format("is {}, implemented is null: attention to all tokens before", window->dump()));
-  }
-  return llama(config, json, shape, {.rope_theta = 1e6, .rms_epsilon = 1e-5});
+  forbid_window(config, json);
+  return llama(config, json, origin, shape, {.rope_theta = 1e6, .rms_epsilon = 1e-5});
+}
+
+// A Llama whose queries, keys and values have a bias.
+model::LlamaConfig qwen2(JsonObject& config, const Json& json, const std::string& origin,
+                         const cost::TransformerShape& shape) {
+  require(config, json, "use_sliding_window", {false});
+  model::LlamaConfig qwen = llama(config, json, origin, shape);
+  qwen.qkv_bias = true;
+  return qwen;
 }
 
 model::Gpt2Config gpt2(JsonObject& config, const Json& json, const cost::TransformerShape& shape) {
@@ -154,14 +186,22 @@ Json config_of(const model::LlamaConfig& config) {
           {"num_key_value_heads", config.shape.kv_heads},
           {"head_dim", config.head_size()},
           {"max_position_embeddings", std::max(config.shape.positions, config.shape.sequence)},
-          {"rope_theta", config.rope_theta},
-          {"rope_parameters", {{"rope_theta", config.rope_theta}, {"rope_type", "default"}}},
+          {"rope_theta", config.rope.theta},
+          {"rope_parameters", rope_parameters(config.rope)},
           {"rms_norm_eps", config.rms_epsilon},
           {"hidden_act", "silu"},
           {"tie_word_embeddings", config.tied_embeddings},
           {"attention_bias", false},
           {"mlp_bias", false},
           {"torch_dtype", "float32"}};
+}
+
+// Turns a Llama's config into a Qwen2's.
+void make_qwen2(Json& json) {
+  json.update({{"architectures", {"Qwen2ForCausalLM"}},
+               {"model_type", "qwen2"},
+               {"use_sliding_window", false}});
+  for (const char* key : {"attention_bias", "mlp_bias", "head_dim"}) json.erase(key);
 }
 
 // Turns a Llama's config into a Mixtral's.
@@ -206,8 +246,9 @@ Expected<HuggingFaceModel> parse_hugging_face(const Json& json, std::string_view
   }
   const cost::TransformerShape& shape = *shape_read;
   const Json kept = without_nulls(json);
-  JsonObject config(kept, std::string(origin));
-  require(config, kept, "model_type", {"llama", "gpt2", "mixtral"});
+  const std::string config_origin(origin);
+  JsonObject config(kept, config_origin);
+  require(config, kept, "model_type", {"llama", "gpt2", "mistral", "mixtral", "qwen2"});
   forbid(config, kept, "quantization_config");
   if (shape.head_size * shape.heads != shape.hidden) {
     config.fail("head_dim", fmt::format("is {}, implemented is hidden size / heads = {} / {}",
@@ -219,10 +260,19 @@ Expected<HuggingFaceModel> parse_hugging_face(const Json& json, std::string_view
   if (type == "gpt2") {
     decoder = gpt2(config, kept, shape);
   } else if (type == "mixtral") {
-    decoder = mixtral(config, kept, shape);
+    decoder = mixtral(config, kept, config_origin, shape);
     model.experts = {.count = shape.experts, .per_token = shape.experts_per_token};
+  } else if (type == "qwen2") {
+    decoder = qwen2(config, kept, config_origin, shape);
   } else {
-    decoder = llama(config, kept, shape);
+    if (type == "mistral") {
+      // (Absent, it is 4096 tokens there.)
+      if (!json.contains("sliding_window")) {
+        config.fail("sliding_window", "is missing, implemented is null");
+      }
+      forbid_window(config, kept);
+    }
+    decoder = llama(config, kept, config_origin, shape);
   }
   std::visit(
       [&](auto& d) {
@@ -254,6 +304,8 @@ std::string left_out(const Json& json) {
 
 Json hugging_face_config(const HuggingFaceModel& model) {
   Json json = std::visit([](const auto& c) { return config_of(c); }, model.decoder);
+  const auto* llama = std::get_if<model::LlamaConfig>(&model.decoder);
+  if (llama != nullptr && llama->qkv_bias) make_qwen2(json);
   if (model.experts) make_mixtral(json, *model.experts);
   add_special_tokens(json, model::shape_of(model.decoder).vocabulary);
   return json;

@@ -34,19 +34,20 @@ struct HuggingFaceModel {
   friend bool operator==(const HuggingFaceModel&, const HuggingFaceModel&) = default;
 };
 
-// Parses a config.json of model_type llama, gpt2 or mixtral. Its longest input becomes `sequence`.
-// Dropout is 0, because probabilities of dropout are no part of a model (left_out() returns them).
+// Parses a config.json of model_type llama, gpt2, mistral, mixtral or qwen2. Its longest input
+// becomes `sequence`. Dropout is 0, because probabilities of dropout are no part of a model
+// (left_out() returns them). Rotary positions may be scaled by `linear` or `llama3`.
 //
-// Fails with kBadInput, which names file, key, value and what is implemented. It refuses rope
-// scaling, biases in Llama, sliding windows, noise of a router, other activations, quantization and
-// similar features.
+// Fails with kBadInput, which names file, key, value and what is implemented. It refuses other
+// scaling of positions, biases in Llama, sliding windows, noise of a router, other activations,
+// quantization and similar features.
 [[nodiscard]] Expected<HuggingFaceModel> parse_hugging_face(const Json& json,
                                                             std::string_view origin);
 // Returns a line for the user with the training settings of a config.json that are not taken over,
 // else "". These are its probabilities of dropout, if they are not 0.
 [[nodiscard]] std::string left_out(const Json& json);
 // Writes a config.json, which parse_hugging_face() reads to the same value, except for dropout.
-// Experts require a Llama.
+// Experts require a Llama without biases.
 [[nodiscard]] Json hugging_face_config(const HuggingFaceModel& model);
 
 // Opens model.safetensors of a folder, or all shards that model.safetensors.index.json names. Fails

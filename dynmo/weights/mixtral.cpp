@@ -143,6 +143,13 @@ Expected<HuggingFaceModel> exported_model(const model::DecoderConfig& config,
   }
   auto* llama = std::get_if<model::LlamaConfig>(&model.decoder);
   DYNMO_CHECK(llama != nullptr, "a decoder whose MLPs take experts");
+  if (llama->qkv_bias) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "'{}' was trained with model.qkv_bias = true, which transformers' Mixtral does "
+        "not have: wanted false",
+        origin);
+  }
   if (moe.expert_hidden > 0) llama->shape.intermediate = moe.expert_hidden;
   model.experts = Experts{.count = moe.experts, .per_token = moe.top_k};
   return model;

@@ -8,7 +8,8 @@ namespace {
 
 void fill(config::Config::Model& m, const model::LlamaConfig& llama) {
   m.shape = llama.shape;
-  m.rope_theta = llama.rope_theta;
+  m.rope = llama.rope;
+  m.qkv_bias = llama.qkv_bias;
   m.norm_epsilon = llama.rms_epsilon;
 }
 void fill(config::Config::Model& m, const model::Gpt2Config& gpt2) {
@@ -30,10 +31,9 @@ model::DecoderConfig decoder_config(const config::Config& config, std::int64_t v
     gpt2.tied_embeddings = m.tied_embeddings.value_or(gpt2.tied_embeddings);
     return gpt2;
   }
-  model::LlamaConfig llama{.shape = shape,
-                           .rope_theta = m.rope_theta,
-                           .rms_epsilon = m.norm_epsilon,
-                           .dropout = m.dropout};
+  model::LlamaConfig llama{
+      .shape = shape, .rope = m.rope, .rms_epsilon = m.norm_epsilon, .dropout = m.dropout};
+  llama.qkv_bias = m.qkv_bias;
   llama.tied_embeddings = m.tied_embeddings.value_or(llama.tied_embeddings);
   return llama;
 }
@@ -62,7 +62,16 @@ std::vector<std::pair<std::string, std::string>> settings_of(const model::Decode
     settings.emplace_back("model.positions", fmt::format("{}", m.shape.positions));
   } else {
     settings.emplace_back("model.kv_heads", fmt::format("{}", m.shape.kv_heads));
-    settings.emplace_back("model.rope_theta", fmt::format("{}", m.rope_theta));
+    settings.emplace_back("model.rope_theta", fmt::format("{}", m.rope.theta));
+    settings.emplace_back("model.rope_scaling",
+                          cost::kRotaryScalingNames[static_cast<std::size_t>(m.rope.scaling)]);
+    settings.emplace_back("model.rope_factor", fmt::format("{}", m.rope.factor));
+    settings.emplace_back("model.rope_low_freq_factor", fmt::format("{}", m.rope.low_freq_factor));
+    settings.emplace_back("model.rope_high_freq_factor",
+                          fmt::format("{}", m.rope.high_freq_factor));
+    settings.emplace_back("model.rope_original_positions",
+                          fmt::format("{}", m.rope.original_positions));
+    settings.emplace_back("model.qkv_bias", fmt::format("{}", m.qkv_bias));
   }
   return settings;
 }

@@ -114,7 +114,7 @@ TEST_F(ConfigFile, ResolvedFormReadsBackToTheSameValue) {
   Config config;
   config.optimizer.epsilon = 1e-12;
   config.optimizer.learning_rate = 0.1 + 0.2;
-  config.model.rope_theta = 5e5;
+  config.model.rope.theta = 5e5;
   config.data.path = "a \"quoted\" \\ path\twith tab";
   config.pipeline.cut = {2, 3, 4};
   Config back;

@@ -104,7 +104,7 @@ TEST_P(Generic, CrossEntropyIsTheKernels) {
 }
 
 TEST_P(Generic, RotationIsTheKernelsAndBackUndoesIt) {
-  const kernels::RotaryTable table = kernels::rotary_table(13, 6, 10000);
+  const kernels::RotaryTable table = kernels::rotary_table(13, cost::frequencies({}, 6));
   at::Tensor x = random({2, 11, 3, 6}, 10);
   const at::Tensor before = x.clone();
   at::Tensor kernels = x.clone();

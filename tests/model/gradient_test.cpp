@@ -23,6 +23,7 @@ struct LlamaCase {
   std::string kind;
   std::size_t layer;
   double dropout = 0;
+  bool qkv_bias = false;
 };
 void PrintTo(const LlamaCase& c, std::ostream* out) { *out << c.kind << " dropout " << c.dropout; }
 
@@ -31,6 +32,7 @@ class LayerGradients : public ::testing::TestWithParam<LlamaCase> {
   void SetUp() override {
     config_ = testing::tiny_config();
     config_.dropout = GetParam().dropout;
+    config_.qkv_bias = GetParam().qkv_bias;
     layer_ = make_llama(config_)[GetParam().layer];
     state_ = testing::double_state(*layer_, LayerId{static_cast<int>(GetParam().layer)}, 5);
     context_ = testing::random_context(config_.shape, 3, 9);
@@ -114,10 +116,12 @@ TEST_P(LayerGradients, MatchAPlainCompositionOfOperations) {
 
 INSTANTIATE_TEST_SUITE_P(Llama, LayerGradients,
                          ::testing::Values(LlamaCase{"embedding", 0}, LlamaCase{"attention", 1},
-                                           LlamaCase{"attention", 1, 0.3}, LlamaCase{"mlp", 2},
+                                           LlamaCase{"attention", 1, 0.3},
+                                           LlamaCase{"attention", 1, 0, true}, LlamaCase{"mlp", 2},
                                            LlamaCase{"mlp", 2, 0.3}, LlamaCase{"head", 5}),
                          [](const auto& test) {
-                           return test.param.kind + (test.param.dropout > 0 ? "WithDropout" : "");
+                           return test.param.kind + (test.param.dropout > 0 ? "WithDropout" : "") +
+                                  (test.param.qkv_bias ? "WithBiases" : "");
                          });
 
 }  // namespace

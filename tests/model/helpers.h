@@ -158,14 +158,17 @@ inline at::Tensor plain_attention(const LlamaConfig& c, const std::vector<at::Te
   const std::int64_t B = x.size(0);
   const std::int64_t T = x.size(1);
   const at::Tensor n = plain_norm(x, p[0], c.rms_epsilon);
-  const auto heads = [&](const at::Tensor& w, std::int64_t count) {
-    return n.matmul(w.t()).view({B, T, count, c.head_size()}).transpose(1, 2);
+  // Biases of q, k and v, where there are some, follow the matrices.
+  const auto heads = [&](std::size_t i, std::int64_t count) {
+    at::Tensor product = n.matmul(p[i].t());
+    if (c.qkv_bias) product = product + p[4 + i];
+    return product.view({B, T, count, c.head_size()}).transpose(1, 2);
   };
   const std::int64_t group = c.shape.heads / c.shape.kv_heads;
-  const at::Tensor q = plain_rotate(heads(p[1], c.shape.heads), c.rope_theta);
+  const at::Tensor q = plain_rotate(heads(1, c.shape.heads), c.rope.theta);
   const at::Tensor k =
-      plain_rotate(heads(p[2], c.shape.kv_heads), c.rope_theta).repeat_interleave(group, 1);
-  const at::Tensor v = heads(p[3], c.shape.kv_heads).repeat_interleave(group, 1);
+      plain_rotate(heads(2, c.shape.kv_heads), c.rope.theta).repeat_interleave(group, 1);
+  const at::Tensor v = heads(3, c.shape.kv_heads).repeat_interleave(group, 1);
   at::Tensor hidden = at::ones({T, T}, at::kBool).triu(1);
   if (here_BT.defined()) hidden = hidden.logical_or(here_BT.logical_not().view({B, 1, 1, T}));
   const at::Tensor scores =

@@ -60,6 +60,13 @@ TEST(Llama, AConfigThatCannotWorkIsRefusedByFieldAndWanted) {
             "model.dropout is 1, wanted 0 or more and less than 1");
   EXPECT_EQ(message([](LlamaConfig& c) { c.rms_epsilon = NAN; }),
             "model.norm_epsilon is nan, wanted above 0");
+  EXPECT_EQ(message([](LlamaConfig& c) { c.rope.factor = 0; }),
+            "model.rope_factor is 0, wanted above 0");
+  EXPECT_EQ(message([](LlamaConfig& c) {
+              c.rope.scaling = cost::RotaryScaling::kLlama3;
+              c.rope.low_freq_factor = 4;
+            }),
+            "model.rope_high_freq_factor is 4, wanted above model.rope_low_freq_factor (4)");
 }
 
 TEST(Llama, InitialLossIsThatOfAUniformGuess) {
@@ -123,7 +130,7 @@ TEST(Llama, GroupedQueriesEqualFullAttentionWithRepeatedKeyHeads) {
 }
 
 TEST(Rotary, ProductsDependOnTheDistanceAlone) {
-  const kernels::RotaryTable table = kernels::rotary_table(64, 8, 10000);
+  const kernels::RotaryTable table = kernels::rotary_table(64, cost::frequencies({}, 8));
   const at::Tensor q = random_tensor({1, 1, 1, 8}, 1).expand({1, 64, 1, 8});
   const at::Tensor k = random_tensor({1, 1, 1, 8}, 2).expand({1, 64, 1, 8});
   const auto turned = [&](const at::Tensor& x) {
@@ -145,7 +152,7 @@ TEST(Rotary, ProductsDependOnTheDistanceAlone) {
 }
 
 TEST(Rotary, MoreTokensThanPositionsAreABug) {
-  const kernels::RotaryTable table = kernels::rotary_table(4, 8, 10000);
+  const kernels::RotaryTable table = kernels::rotary_table(4, cost::frequencies({}, 8));
   at::Tensor five = at::zeros({1, 5, 1, 8});
   EXPECT_THROW(kernels::apply_rope(five, table, kernels::Rope::kForward), std::logic_error);
 }

@@ -24,6 +24,8 @@ TINY = {"model.hidden": 32, "model.blocks": 2, "model.heads": 4, "model.kv_heads
 TRAINED = {
     "llama": {},
     "llama tied": {"model.tied_embeddings": "true", "model.rope_theta": 50000},
+    "llama3's positions": {"model.rope_scaling": "llama3", "model.rope_theta": 500, "model.rope_original_positions": 16},
+    "qwen2, linear positions": {"model.qkv_bias": "true", "model.rope_scaling": "linear", "model.rope_factor": 2.5},
     "gpt2": {"model.family": "gpt2", "model.positions": 50},
     "mixtral": {"moe.enabled": "true", "moe.experts": 4},
     "mixtral tied, of wider experts": {"moe.enabled": "true", "moe.experts": 6, "moe.top_k": 3, "moe.expert_hidden": 64,

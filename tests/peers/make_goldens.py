@@ -34,6 +34,13 @@ MODELS = {
     "llama-untied-shards": (transformers.LlamaConfig(**LLAMA | dict(hidden_size=30, num_attention_heads=3, num_key_value_heads=1,
                                                                     rms_norm_eps=1e-4)), torch.float32, "20KB"),
     "llama-bf16": (transformers.LlamaConfig(**LLAMA | dict(num_key_value_heads=4)), torch.bfloat16, "1GB"),
+    "llama3-scaled": (transformers.LlamaConfig(**LLAMA | dict(max_position_embeddings=64), rope_parameters=dict(
+        rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)),
+                      torch.float32, "1GB"),
+    "llama-linear": (transformers.LlamaConfig(**LLAMA, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
+                     torch.float32, "1GB"),
+    "qwen2": (transformers.Qwen2Config(**LLAMA, tie_word_embeddings=True, rope_theta=1000000.0), torch.bfloat16, "1GB"),
+    "mistral": (transformers.MistralConfig(**LLAMA, sliding_window=None), torch.float32, "1GB"),
     "mixtral-shards": (transformers.MixtralConfig(**MIXTRAL), torch.float32, "24KB"),
     "mixtral-fused-bf16": (transformers.MixtralConfig(**MIXTRAL | dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=3,
                                                                        num_local_experts=5, num_experts_per_tok=3,

@@ -122,7 +122,8 @@ TEST_P(Golden, ImportedAndExportedIsTheSameTensorByTensor) {
 INSTANTIATE_TEST_SUITE_P(Transformers, Golden,
                          ::testing::Values("gpt2-tied", "gpt2-untied-f16", "llama-tied",
                                            "llama-untied-shards", "llama-bf16", "mixtral-shards",
-                                           "mixtral-fused-bf16"),
+                                           "mixtral-fused-bf16", "llama3-scaled", "llama-linear",
+                                           "qwen2", "mistral"),
                          [](const auto& test) {
                            std::string name = test.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -151,20 +152,34 @@ TEST(HuggingFaceConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
             "config.json: model.blocks is 536870912, wanted 1 to 100000");
   EXPECT_EQ(refusal("llama-tied", "hidden_act", "gelu"),
             "config.json: /hidden_act is \"gelu\", implemented is \"silu\"");
-  EXPECT_EQ(refusal("llama-tied", "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
-            "config.json: /rope_scaling/type is \"linear\", implemented are rotary positions "
-            "without scaling");
+  EXPECT_EQ(refusal("llama-tied", "rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}),
+            "config.json: /rope_scaling/type is \"dynamic\", implemented is \"default\", "
+            "\"linear\", \"llama3\"");
   EXPECT_EQ(refusal("llama-tied", "rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "yarn"}}),
-            "config.json: /rope_parameters/rope_type is \"yarn\", implemented are rotary positions "
-            "without scaling");
+            "config.json: /rope_parameters/rope_type is \"yarn\", implemented is \"default\", "
+            "\"linear\", \"llama3\"");
+  EXPECT_EQ(refusal("llama-tied", "rope_parameters", {{"rope_type", "linear"}}),
+            "config.json: /rope_parameters/factor is missing");
+  EXPECT_EQ(refusal("llama-tied", "rope_parameters", {{"rope_type", "default"}, {"mscale", 2}}),
+            "config.json: /rope_parameters/mscale is not a known key, known are rope_theta, "
+            "partial_rotary_factor, type, rope_type");
+  EXPECT_EQ(refusal("qwen2", "use_sliding_window", true),
+            "config.json: /use_sliding_window is true, implemented is false");
+  EXPECT_EQ(refusal("mistral", "sliding_window", 4096),
+            "config.json: /sliding_window is 4096, implemented is null: attention to all tokens "
+            "before");
   EXPECT_EQ(refusal("llama-tied", "head_dim", 16),
             "config.json: /head_dim is 16, implemented is hidden size / heads = 32 / 4");
-  Json mistral = config_json("llama-tied");
-  mistral["model_type"] = "mistral";
-  mistral["architectures"] = {"MistralForCausalLM"};
+  Json mistral = config_json("mistral");
+  mistral.erase("sliding_window");
   EXPECT_EQ(parse_hugging_face(mistral, "config.json").error().message,
-            "config.json: /model_type is \"mistral\", implemented is \"llama\", \"gpt2\", "
-            "\"mixtral\"");
+            "config.json: /sliding_window is missing, implemented is null");
+  Json olmo = config_json("llama-tied");
+  olmo["model_type"] = "olmo2";
+  olmo["architectures"] = {"Olmo2ForCausalLM"};
+  EXPECT_EQ(parse_hugging_face(olmo, "config.json").error().message,
+            "config.json: /model_type is \"olmo2\", implemented is \"llama\", \"gpt2\", "
+            "\"mistral\", \"mixtral\", \"qwen2\"");
   EXPECT_EQ(refusal("llama-tied", "quantization_config", {{"bits", 4}}),
             "config.json: /quantization_config is given, which is not implemented");
   EXPECT_EQ(refusal("gpt2-tied", "activation_function", "relu"),
@@ -189,7 +204,7 @@ TEST(HuggingFaceConfig, DropoutThatIsNotTakenOverIsNamed) {
 TEST(HuggingFaceConfig, BothPlacesOfTheRotaryBaseAreRead) {
   const auto theta = [](const Json& json) {
     return std::get<model::LlamaConfig>(parse_hugging_face(json, "config.json")->decoder)
-        .rope_theta;
+        .rope.theta;
   };
   Json json = config_json("llama-tied");
   EXPECT_EQ(theta(json), 500000);
@@ -205,14 +220,24 @@ TEST(HuggingFaceConfig, WrittenReadsBackToTheSameValue) {
   model::LlamaConfig llama;
   llama.shape.kv_heads = 2;
   llama.shape.positions = llama.shape.sequence;
-  llama.rope_theta = 123456;
+  llama.rope.theta = 123456;
   llama.tied_embeddings = true;
   model::Gpt2Config gpt2;
   gpt2.shape.sequence = gpt2.shape.positions = 77;
   gpt2.norm_epsilon = 1e-3;
   gpt2.tied_embeddings = false;
+  model::LlamaConfig qwen2 = llama;
+  qwen2.qkv_bias = true;
+  model::LlamaConfig linear = llama;
+  linear.rope = {.scaling = cost::RotaryScaling::kLinear, .factor = 2.5};
+  model::LlamaConfig llama3 = llama;
+  llama3.rope = {.scaling = cost::RotaryScaling::kLlama3,
+                 .factor = 32,
+                 .low_freq_factor = 2,
+                 .high_freq_factor = 8,
+                 .original_positions = 64};
   for (const model::DecoderConfig& config :
-       {model::DecoderConfig(llama), model::DecoderConfig(gpt2)}) {
+       std::vector<model::DecoderConfig>{llama, gpt2, qwen2, linear, llama3}) {
     const HuggingFaceModel described{.decoder = config};
     EXPECT_EQ(parse_hugging_face(hugging_face_config(described), "config.json").value(), described);
     EXPECT_EQ(decoder_config(config_of(config), 5), config);
@@ -471,7 +496,7 @@ TEST(Weights, ARunOfAnotherDecoderMayNotStartFromThem) {
   EXPECT_EQ(message([](config::Config::Model& m) { m.tied_embeddings = false; }), "");
   EXPECT_EQ(message([](config::Config::Model& m) { m.shape.hidden = 64; }),
             "has model.hidden = 32, this run 64: wanted the same; set model.hidden=32");
-  EXPECT_EQ(message([](config::Config::Model& m) { m.rope_theta = 10000; }),
+  EXPECT_EQ(message([](config::Config::Model& m) { m.rope.theta = 10000; }),
             "has model.rope_theta = 500000, this run 10000: wanted the same; set "
             "model.rope_theta=500000");
   EXPECT_EQ(message([](config::Config::Model& m) { m.shape.vocabulary = 0; }),

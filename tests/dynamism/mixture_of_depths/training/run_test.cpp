@@ -134,7 +134,7 @@ RoutedFormula formula(const model::LlamaConfig& c, const std::vector<Tensor>& p,
   };
   const std::int64_t K = c.head_size();
   const Tensor angle = rows_M.remainder(T).to(at::kDouble).view({B, 1, C, 1}) *
-                       at::pow(c.rope_theta, at::arange(0, K, 2, at::kDouble) / -double(K));
+                       at::pow(c.rope.theta, at::arange(0, K, 2, at::kDouble) / -double(K));
   const Tensor both = at::cat({angle, angle}, -1);
   const auto turned = [&](const Tensor& y) {
     const auto halves = y.chunk(2, -1);
