@@ -9,10 +9,12 @@
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/allowed.h"
 #include "dynmo/core/shell.h"
 #include "dynmo/core/toml.h"
+#include "dynmo/core/units.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/weights/trained_model.h"
+#include "dynmo/weights/export.h"
 
 namespace dynmo::app {
 namespace {
@@ -21,6 +23,8 @@ struct CheckpointFlags {
   std::string path;
   std::string out;
   bool overwrite = false;
+  std::string dtype = "fp32";
+  std::string shard_size = "50GB";
 };
 
 Expected<int> inspect(const CheckpointFlags& flags) {
@@ -60,18 +64,32 @@ Expected<int> verify(const CheckpointFlags& flags) {
   return 0;
 }
 
+Expected<weights::ExportOptions> export_options(const CheckpointFlags& flags) {
+  DYNMO_TRY(check_allowed("--dtype", flags.dtype, Names{"fp32", "bf16"}));
+  const auto size = parse_bytes(flags.shard_size);
+  if (!size) return make_error(ErrorCode::kBadInput, "--shard-size: {}", size.error().message);
+  if (*size <= Bytes{0}) {
+    return make_error(ErrorCode::kBadInput, "--shard-size is {}, wanted more than 0, such as 5GB",
+                      flags.shard_size);
+  }
+  return weights::ExportOptions{
+      .overwrite = flags.overwrite,
+      .dtype = flags.dtype == "bf16" ? checkpoint::DType::kBF16 : checkpoint::DType::kF32,
+      .shard_bytes = *size};
+}
+
 Expected<int> export_hf(const CheckpointFlags& flags) {
+  DYNMO_ASSIGN(const weights::ExportOptions options, export_options(flags));
   if (!flags.overwrite) {  // before the weights are read
     const auto free = weights::check_export_folder(flags.out);
     if (!free) return make_error(free.error().code, "{} (--overwrite)", free.error().message);
   }
   DYNMO_ASSIGN(const weights::TrainedModel model, weights::open_trained(flags.path));
   for (const std::string& note : model.notes) print_note("{}", note);
-  DYNMO_TRY(weights::export_hugging_face(
-      model, flags.out, flags.overwrite ? weights::Overwrite::kYes : weights::Overwrite::kNo));
+  DYNMO_ASSIGN(std::vector<std::string> files,
+               weights::export_hugging_face(model, flags.out, options));
   const auto tokenizer = weights::export_tokenizer(model, flags.out);
   if (!tokenizer) print_note("no tokenizer is exported: {}", tokenizer.error().message);
-  std::vector<std::string> files = {"model.safetensors", "config.json"};
   if (tokenizer) files.insert(files.end(), tokenizer->begin(), tokenizer->end());
   fmt::print("{}: {} of step {}\n", flags.out, fmt::join(files, ", "), model.step);
   return 0;
@@ -119,6 +137,11 @@ void add_checkpoint_command(CLI::App& app, Command& chosen) {
   hugging_face->add_option("--out", flags->out, "Folder to write: new or empty")->required();
   hugging_face->add_flag("--overwrite", flags->overwrite,
                          "Replace the model's files in a folder that is there");
+  hugging_face->add_option("--dtype", flags->dtype, "Of the weights: fp32 or bf16")
+      ->capture_default_str();
+  hugging_face
+      ->add_option("--shard-size", flags->shard_size, "At most so many bytes of weights in a file")
+      ->capture_default_str();
   CLI::App* import =
       add("import-hf", "Make a run's folder of a model that Hugging Face's transformers saved",
           import_hf);

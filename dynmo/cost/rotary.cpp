@@ -35,13 +35,13 @@ std::vector<double> frequencies(const Rotary& rotary, std::int64_t head_size) {
         std::pow(rotary.theta, -2.0 * static_cast<double>(k) / static_cast<double>(head_size));
     if (rotary.scaling == RotaryScaling::kLinear) frequency /= rotary.factor;
     if (rotary.scaling == RotaryScaling::kLlama3) {
-      const double turns =
+      const double rotations =
           static_cast<double>(rotary.original_positions) * frequency / (2 * std::numbers::pi);
-      if (turns < rotary.low_freq_factor) {
+      if (rotations < rotary.low_freq_factor) {
         frequency /= rotary.factor;
-      } else if (turns <= rotary.high_freq_factor) {
-        const double kept =
-            (turns - rotary.low_freq_factor) / (rotary.high_freq_factor - rotary.low_freq_factor);
+      } else if (rotations <= rotary.high_freq_factor) {
+        const double kept = (rotations - rotary.low_freq_factor) /
+                            (rotary.high_freq_factor - rotary.low_freq_factor);
         frequency = (1 - kept) * frequency / rotary.factor + kept * frequency;
       }
     }

@@ -25,8 +25,8 @@ struct Rotary {
   double theta = 10000;
   RotaryScaling scaling = RotaryScaling::kNone;
   double factor = 8;
-  // kLlama3: a frequency is low if it has fewer than `low_freq_factor` turns in
-  // `original_positions`, and high if more than `high_freq_factor`. Those between are interpolated.
+  // kLlama3: a frequency is low if `original_positions` are fewer than `low_freq_factor` rotations,
+  // and high if more than `high_freq_factor`. Those between are interpolated.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   std::int64_t original_positions = 8192;

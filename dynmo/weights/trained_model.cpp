@@ -23,8 +23,6 @@
 #include "dynmo/weights/weights.h"
 
 namespace dynmo::weights {
-namespace {
-
 checkpoint::TensorView view_of(const TrainedModel& model, LayerId layer,
                                const model::Parameter& parameter) {
   return {.name = model::checkpoint_name(model.config, model.places[layer.index()], parameter.name),
@@ -33,24 +31,6 @@ checkpoint::TensorView view_of(const TrainedModel& model, LayerId layer,
           .bytes = {static_cast<const std::byte*>(parameter.value.const_data_ptr()),
                     parameter.value.nbytes()}};
 }
-
-// fp32 tensors by full name, of every layer; not the second of a tied pair.
-std::vector<checkpoint::TensorView> exported(const TrainedModel& model) {
-  const std::vector<model::Tie> ties = model::ties(model.config);
-  std::vector<checkpoint::TensorView> tensors;
-  for (const model::LayerState& state : model.states) {
-    for (const model::Parameter& parameter : state.parameters) {
-      const bool second = std::ranges::any_of(ties, [&](const model::Tie& tie) {
-        return tie.second == state.id && tie.second_parameter == parameter.name;
-      });
-      if (second) continue;
-      tensors.push_back(view_of(model, state.id, parameter));
-    }
-  }
-  return tensors;
-}
-
-}  // namespace
 
 Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   DYNMO_ASSIGN(const Weights weights, read_weights(path));
@@ -121,65 +101,6 @@ Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel
         model.checkpoint.string());
   }
   return tokenizer;
-}
-
-Expected<void> check_export_folder(const std::filesystem::path& directory) {
-  namespace fs = std::filesystem;
-  std::error_code fault;
-  std::vector<std::string> names;
-  for (fs::directory_iterator next(directory, fault); !fault && next != fs::directory_iterator();
-       next.increment(fault)) {
-    names.push_back(next->path().filename().string());
-  }
-  if (names.empty()) return {};
-  std::ranges::sort(names);
-  const std::size_t shown = std::min<std::size_t>(names.size(), 3);
-  return make_error(ErrorCode::kBadInput,
-                    "'{}' is there and holds {}{}: wanted a new or empty folder, or to be told to "
-                    "overwrite the files of a model in it",
-                    directory.string(), fmt::join(std::span(names).first(shown), ", "),
-                    names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "");
-}
-
-Expected<void> export_hugging_face(const TrainedModel& model,
-                                   const std::filesystem::path& directory, Overwrite overwrite) {
-  if (!model.own_layers.empty()) {
-    return make_error(ErrorCode::kBadInput,
-                      "'{}' was trained with {}.enabled = true, which transformers does not have: "
-                      "wanted a dense model",
-                      model.checkpoint.string(), model.own_layers);
-  }
-  DYNMO_ASSIGN(const HuggingFaceModel theirs,
-               exported_model(model.config, model.sources, model.checkpoint.string()));
-  if (overwrite == Overwrite::kNo) DYNMO_TRY(check_export_folder(directory));
-  DYNMO_TRY(make_directories(directory));
-  DYNMO_TRY(checkpoint::write_safetensors(directory / "model.safetensors", exported(model),
-                                          {{"format", "pt"}}));
-  return write_file_durably(directory / "config.json", hugging_face_config(theirs).dump(2) + "\n");
-}
-
-Expected<std::vector<std::string>> export_tokenizer(const TrainedModel& model,
-                                                    const std::filesystem::path& directory) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> copied;
-  if (model.data.empty()) return copied;
-  std::error_code fault;
-  // A Hugging Face folder may have one that we cannot read.
-  if (fs::exists(fs::path(model.data) / data::kTokenizerFile, fault) ||
-      fs::exists(fs::path(model.data) / data::kDescriptionFile, fault) ||
-      !model.tokenizer.empty()) {
-    DYNMO_TRY(tokenizer_of(model, ""));
-  }
-  for (const char* name :
-       {data::kTokenizerFile, data::kTokenizerJsonFile, data::kTokenizerSettingsFile,
-        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"}) {
-    const fs::path from = fs::path(model.data) / name;
-    if (!fs::is_regular_file(from, fault) || is_same_file(from, directory / name)) continue;
-    DYNMO_ASSIGN(const std::string content, read_file(from));
-    DYNMO_TRY(write_file_durably(directory / name, content));
-    copied.emplace_back(name);
-  }
-  return copied;
 }
 
 Expected<std::string> import_hugging_face(const std::filesystem::path& directory,

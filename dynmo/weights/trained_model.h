@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A whole trained model in one process, to generate text and to export.
+// A whole trained model in one process, to generate text and to export (export.h).
 
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/checkpoint/safetensors.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/data/tokenizer.h"
 #include "dynmo/dynamism/source_options.h"
@@ -44,30 +45,15 @@ struct TrainedModel {
 // Opens a model. `path` and errors are those of read_weights() and check_finite() (weights.h).
 [[nodiscard]] Expected<TrainedModel> open_trained(const std::filesystem::path& path);
 
+// Returns a layer's parameter under its full name. The model owns the bytes.
+[[nodiscard]] checkpoint::TensorView view_of(const TrainedModel& model, LayerId layer,
+                                             const model::Parameter& parameter);
+
 // Returns the tokenizer of the run's data, or that of `name` (open_tokenizer) if it is not empty.
 // Returns kBadInput if the data are missing or have another tokenizer now, and `name` is empty.
 // Also returns it if the tokenizer's vocabulary is larger than the model's.
 [[nodiscard]] Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(
     const TrainedModel& model, const std::string& name);
-
-// Returns kBadInput unless `directory` is absent or empty.
-[[nodiscard]] Expected<void> check_export_folder(const std::filesystem::path& directory);
-
-// Writes DIRECTORY/model.safetensors and config.json. Hugging Face's LlamaForCausalLM,
-// GPT2LMHeadModel or, for a Llama with experts, MixtralForCausalLM reads them. A tied pair is
-// written once, under the embedding's name, as these do. Returns kBadInput if transformers has no
-// such model (mixtral.h).
-//
-// Overwriting replaces these two files and nothing else in the folder.
-enum class Overwrite { kNo, kYes };
-[[nodiscard]] Expected<void> export_hugging_face(const TrainedModel& model,
-                                                 const std::filesystem::path& directory,
-                                                 Overwrite overwrite = Overwrite::kNo);
-
-// Copies the files of the model's tokenizer to `directory`, as they are next to its data. Returns
-// their names, or none if the tokenizer is bytes. Fails like tokenizer_of().
-[[nodiscard]] Expected<std::vector<std::string>> export_tokenizer(
-    const TrainedModel& model, const std::filesystem::path& directory);
 
 // Writes RUN/checkpoints/step-00000000 and RUN/config.toml with the weights and the decoder of a
 // Hugging Face folder. `dynmo generate` works on the result, and a run starts from it with

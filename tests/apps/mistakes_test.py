@@ -334,6 +334,8 @@ MODELS = [
     ("checkpoint export-hf run", 2, "--out is required"),
     ("checkpoint export-hf run --out texts", 2, "'texts' is there and holds a.txt", "--overwrite"),
     ("checkpoint export-hf nowhere --out e", 4, "nowhere"),
+    ("checkpoint export-hf run --out e --dtype fp16", 2, "--dtype is 'fp16', wanted fp32 or bf16"),
+    ("checkpoint export-hf run --out e --shard-size 0", 2, "--shard-size is 0, wanted more than 0, such as 5GB"),
     ("checkpoint import-hf texts i", 2, "'texts' has no config.json"),
     ("checkpoint import-hf texts", 2, "run is required"),
     ("checkpoint import-hf run i", 2, "'run' has no config.json"),

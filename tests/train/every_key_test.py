@@ -108,7 +108,7 @@ class EveryKey(RunCase):
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         ranks = () if any(setting.startswith("pipeline.ranks") for setting in settings) else ("-n", "2")
         done = self.run_command(self.command(*ranks, extra=("train.steps=8", "balance.enabled=false", *settings)))
-        if done.returncode != 0:  # 4: a file that is not there
+        if done.returncode != 0:  # 4: no checkpoint is there
             self.assertIn((done.returncode, len(done.stderr.splitlines())), ((2, 1), (4, 1)), done.stderr)
             return done.stderr
         run = self.folder / "run"

@@ -66,7 +66,13 @@ class TrainedModel(RunCase):
         self.assertFalse(any(name.startswith("optimizer") for name in names))
         words = ["checkpoint", "export-hf", self.run_folder, "--out", out]
         self.assert_error(self.dynmo(*words), 2, "config.json, model.safetensors", "--overwrite")
-        self.assertEqual(self.dynmo(*words, "--overwrite").returncode, 0)
+        shards = self.dynmo(*words, "--overwrite", "--dtype", "bf16", "--shard-size", "20kB")
+        self.assertEqual(shards.returncode, 0, shards.stderr)
+        self.assertIn("model-00002-of-", shards.stdout)
+        self.assertFalse((out / "model.safetensors").exists())
+        self.assertEqual(json.loads((out / "generation_config.json").read_text()), {"eos_token_id": 256})
+        again = self.dynmo("generate", out, "--prompt", "line", "--tokens", 4)
+        self.assertEqual(again.returncode, 0, again.stderr)
 
 
 class Families(RunCase):

@@ -12,10 +12,12 @@
 #include <map>
 
 #include "dynmo/core/files.h"
+#include "dynmo/weights/export.h"
 #include "dynmo/weights/generate.h"
 #include "dynmo/weights/model_config.h"
 #include "dynmo/weights/trained_model.h"
 #include "dynmo/weights/weights.h"
+#include "goldens.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::weights {
@@ -24,41 +26,13 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::Safetensors;
 using checkpoint::TensorView;
-
-const fs::path kGoldens = GOLDENS;
-
-at::Tensor tensor_of(const TensorView& view, at::ScalarType type) {
-  at::Tensor tensor = at::empty(view.shape, type);
-  EXPECT_EQ(tensor.nbytes(), view.bytes.size());
-  std::memcpy(tensor.data_ptr(), view.bytes.data(), view.bytes.size());
-  return tensor;
-}
+using testing::kGoldens;
+using testing::tensor_of;
+using testing::tensors_of;
 
 std::vector<std::int64_t> tokens_of(const TensorView& view) {
   const at::Tensor tensor = tensor_of(view, at::kLong);
   return {tensor.data_ptr<std::int64_t>(), tensor.data_ptr<std::int64_t>() + tensor.numel()};
-}
-
-// All tensors of a folder's files in fp32, by name; of experts by the name of each.
-std::map<std::string, at::Tensor> tensors_of(const fs::path& folder) {
-  TensorMap views;
-  const std::vector<Safetensors> files = open_hugging_face(folder).value();
-  for (const Safetensors& file : files) {
-    for (const TensorView& view : file.tensors()) views[view.name] = view;
-  }
-  const fs::path config = folder / "config.json";
-  const HuggingFaceModel model = parse_hugging_face(read_json(config).value(), "").value();
-  if (model.experts) {
-    EXPECT_TRUE(separate_experts(views, model::shape_of(model.decoder), *model.experts, ""));
-  }
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& [name, view] : views) {
-    const at::ScalarType type = view.dtype == checkpoint::DType::kF16    ? at::kHalf
-                                : view.dtype == checkpoint::DType::kBF16 ? at::kBFloat16
-                                                                         : at::kFloat;
-    tensors[name] = tensor_of(view, type).to(at::kFloat);
-  }
-  return tensors;
 }
 
 class Golden : public ::testing::TestWithParam<const char*> {
@@ -370,22 +344,6 @@ TEST_F(Changed, WeightsThatAreNotFiniteAreRefusedByName) {
     EXPECT_PRED2(contains, import_hugging_face(folder, run).error().message, said);
     EXPECT_FALSE(fs::exists(run));
   }
-}
-
-TEST_F(Changed, AnExportReplacesNothingUnlessAsked) {
-  const TrainedModel model = open_trained(kGoldens / "llama-tied").value();
-  const fs::path out = scratch_.path() / "out";
-  ASSERT_TRUE(export_hugging_face(model, out));
-  std::ofstream(out / "notes.txt") << "mine";
-  std::ofstream(out / "config.json") << "older";
-  EXPECT_EQ(export_hugging_face(model, out).error().message,
-            "'" + out.string() +
-                "' is there and holds config.json, model.safetensors, notes.txt: wanted a new or "
-                "empty folder, or to be told to overwrite the files of a model in it");
-  EXPECT_EQ(read_file(out / "config.json").value(), "older");
-  ASSERT_TRUE(export_hugging_face(model, out, Overwrite::kYes));
-  EXPECT_TRUE(open_trained(out));
-  EXPECT_EQ(read_file(out / "notes.txt").value(), "mine");
 }
 
 TEST_F(Changed, NamesAndBuffersOfOlderFilesAreUnderstood) {

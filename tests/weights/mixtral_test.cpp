@@ -12,6 +12,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/model/recipe.h"
+#include "dynmo/weights/export.h"
 #include "dynmo/weights/model_config.h"
 #include "dynmo/weights/trained_model.h"
 #include "dynmo/weights/weights.h"

@@ -11,6 +11,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
 #include "dynmo/model/moe.h"
+#include "dynmo/weights/export.h"
 #include "dynmo/weights/generate.h"
 #include "dynmo/weights/trained_model.h"
 #include "tests/model/helpers.h"
