@@ -98,6 +98,7 @@ std::vector<TomlKey> model_keys(Config::Model& m) {
 std::vector<TomlKey> data_keys(Config::Data& d, Config::Batch& b) {
   return {
       {"data.path", &d.path},
+      {"data.blend", &d.blend},
       {"data.validation_path", &d.validation_path, {}, {validates()}},
       {"data.vocabulary", &d.vocabulary, between(0, kLarge, "(0: that of a prepared folder)")},
       // The planner's limit: each micro-batch is a few actions of the schedule.

@@ -47,6 +47,8 @@ struct Config {
     // Megatron's: PREFIX of PREFIX.bin and .idx, or a folder of such pairs.
     std::string path;
     std::string validation_path;  // of such shards: held-out ones
+    // Instead of `path`: prepared folders with their shares (data/blend.h), such as "0.3 FOLDER".
+    std::vector<std::string> blend = {};
     std::int64_t vocabulary = 0;  // of such shards: tokens are below it
   } data;
   struct Batch {

@@ -15,6 +15,7 @@
 #include "dynmo/config/config.h"
 #include "dynmo/core/check.h"
 #include "dynmo/core/json.h"
+#include "dynmo/data/blend.h"
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/head_slice.h"
@@ -138,6 +139,10 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
   weights.config = decoder_config(config, vocabulary);
   weights.sources = config.sources;
   weights.data = config.data.path;
+  if (!config.data.blend.empty()) {  // whose folders have one tokenizer
+    DYNMO_ASSIGN(const auto parts, data::parse_blend(config.data.blend));
+    weights.data = parts.front().path;
+  }
   for (std::size_t i = 0; i < found.manifest.files.size(); ++i) {
     DYNMO_ASSIGN(checkpoint::Safetensors file,
                  checkpoint::read_layer(found, LayerId(static_cast<int>(i))));

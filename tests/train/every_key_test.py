@@ -35,7 +35,7 @@ ROWS = {
     "model.rope_low_freq_factor": ("2.0", *LLAMA3), "model.rope_high_freq_factor": ("8.0", *LLAMA3),
     "model.rope_original_positions": ("32", *LLAMA3), "model.qkv_bias": ("true",), "model.precision": ("bf16",), "model.positions": ("64", "model.family=gpt2", "checkpoint.every=3"),
     "model.norm_epsilon": ("0.1",), "model.tied_embeddings": ("true",), "model.head_slices": ("2",),
-    "data.path": ("elsewhere",), "data.validation_path": ("data", *VALIDATING), "data.vocabulary": ("300",),
+    "data.path": ("elsewhere",), "data.blend": ('["1 elsewhere"]',), "data.validation_path": ("data", *VALIDATING), "data.vocabulary": ("300",),
     "batch.micro_batches": ("2",), "batch.micro_batch_size": ("1",), "batch.accumulation": ("2",),
     "optimizer.learning_rate": ("0.01",), "optimizer.minimum_learning_rate": ("0.0005",), "optimizer.warmup_steps": ("1",),
     "optimizer.decay": ("linear",), "optimizer.decay_share": ("0.8", "optimizer.decay=wsd"), "optimizer.beta1": ("0.5",),

@@ -43,8 +43,8 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
     notes = start.restored->notes;
     notes.push_back(fmt::format("resume   step {} of {}, from {}", start.restored->step,
                                 config.train.steps, start.restored->checkpoint.path.string()));
-    std::string changed =
-        changed_data(*start.restored, inputs.batches.identity(), config.data.path);
+    std::string changed = changed_data(*start.restored, inputs.batches.identity(),
+                                       config.data.blend.empty() ? config.data.path : "data.blend");
     if (!changed.empty()) notes.push_back(std::move(changed));
   }
   // Otherwise layers are measured, and a new plan is made.

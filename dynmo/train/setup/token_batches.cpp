@@ -3,6 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "dynmo/core/check.h"
 #include "dynmo/data/dataset.h"
 #include "dynmo/data/token_shards.h"
@@ -19,19 +22,19 @@ struct Tokens {
   DataIdentity identity = {};
 };
 
-Expected<Tokens> open_prepared(const config::Config::Data& config) {
-  DYNMO_ASSIGN(const data::Dataset dataset, data::open_dataset(config.path));
+Expected<Tokens> open_prepared(const config::Config::Data& config, const std::string& path) {
+  DYNMO_ASSIGN(const data::Dataset dataset, data::open_dataset(path));
   const std::int32_t vocabulary = dataset.description.vocabulary;
   if (config.vocabulary != 0 && config.vocabulary != vocabulary) {
     return make_error(ErrorCode::kBadInput,
                       "data.vocabulary is {}, but '{}' was prepared with {}: leave it out",
-                      config.vocabulary, config.path, vocabulary);
+                      config.vocabulary, path, vocabulary);
   }
   if (!config.validation_path.empty()) {
     return make_error(ErrorCode::kBadInput,
                       "data.validation_path is '{}', but '{}' has held-out documents of its own: "
                       "leave it out",
-                      config.validation_path, config.path);
+                      config.validation_path, path);
   }
   return Tokens{dataset.train,
                 dataset.validation,
@@ -79,7 +82,7 @@ Expected<Tokens> open_tokens(const config::Config& config) {
                        config.data.vocabulary != 0);
   if (shards) return open_shards(config);
   if (std::filesystem::exists(path / data::kDescriptionFile, fault)) {
-    return open_prepared(config.data);
+    return open_prepared(config.data, config.data.path);
   }
   return make_error(
       ErrorCode::kBadInput,
@@ -89,35 +92,106 @@ Expected<Tokens> open_tokens(const config::Config& config) {
       std::filesystem::exists(path, fault) ? "has no dataset.json" : "does not exist");
 }
 
+// The sets of a run: data.path, or all of data.blend.
+struct Sets {
+  std::vector<Tokens> tokens;
+  std::vector<std::int64_t> weights;
+  std::string name;  // for the user
+};
+
+Expected<Sets> open_sets(const config::Config& config) {
+  Sets sets;
+  if (config.data.blend.empty()) {
+    DYNMO_ASSIGN(Tokens tokens, open_tokens(config));
+    sets.tokens.push_back(std::move(tokens));
+    sets.weights.push_back(1);
+    sets.name = config.data.path;
+    return sets;
+  }
+  if (!config.data.path.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "data.path is '{}' with a data.blend, which does not use it: wanted one of "
+                      "them",
+                      config.data.path);
+  }
+  DYNMO_ASSIGN(const auto parts, data::parse_blend(config.data.blend));
+  for (const data::BlendPart& part : parts) {
+    auto tokens = open_prepared(config.data, part.path);
+    if (!tokens) {
+      return make_error(tokens.error().code, "data.blend: {}", tokens.error().message);
+    }
+    if (!sets.tokens.empty() &&
+        tokens->identity.tokenizer != sets.tokens.front().identity.tokenizer) {
+      return make_error(ErrorCode::kBadInput,
+                        "data.blend: '{}' has the tokenizer {}, '{}' {}: prepare both with one",
+                        part.path, tokens->identity.tokenizer, parts.front().path,
+                        sets.tokens.front().identity.tokenizer);
+    }
+    sets.tokens.push_back(*std::move(tokens));
+    sets.weights.push_back(part.weight);
+  }
+  sets.name = "data.blend";
+  return sets;
+}
+
+Expected<data::BlendedSampler> blended(const config::Config& config, const Sets& sets,
+                                       bool validation) {
+  std::vector<data::Sampler> samplers;
+  for (std::size_t k = 0; k < sets.tokens.size(); ++k) {
+    const Tokens& tokens = sets.tokens[k];
+    const data::SamplerOptions options{
+        .sequence = config.model.shape.sequence,
+        .vocabulary = tokens.vocabulary,
+        .seed = data::seed_of_set(static_cast<std::uint64_t>(config.train.seed), k)};
+    DYNMO_ASSIGN(data::Sampler sampler,
+                 data::Sampler::make(validation ? *tokens.validation : tokens.training, options));
+    samplers.push_back(std::move(sampler));
+  }
+  return data::BlendedSampler(std::move(samplers), data::Blend(sets.weights));
+}
+
+DataIdentity identity_of(const Sets& sets) {
+  DataIdentity identity = sets.tokens.front().identity;
+  if (sets.tokens.size() == 1) return identity;
+  std::string text;
+  for (std::size_t k = 0; k < sets.tokens.size(); ++k) {
+    text += fmt::format("{} {} ", sets.weights[k], sets.tokens[k].identity.digest);
+  }
+  identity.digest = digest_of(text).hex();
+  return identity;
+}
+
 }  // namespace
 
 Expected<TokenBatches> TokenBatches::open(const config::Config& config) {
   if (emulates(config)) return TokenBatches({}, {}, config, 0);
-  DYNMO_ASSIGN(const Tokens tokens, open_tokens(config));
-  const data::SamplerOptions options{.sequence = config.model.shape.sequence,
-                                     .vocabulary = tokens.vocabulary,
-                                     .seed = static_cast<std::uint64_t>(config.train.seed)};
-  DYNMO_ASSIGN(data::Sampler training, data::Sampler::make(tokens.training, options));
-  std::optional<data::Sampler> validation;
+  DYNMO_ASSIGN(const Sets sets, open_sets(config));
+  DYNMO_ASSIGN(data::BlendedSampler training, blended(config, sets, /*validation=*/false));
+  std::optional<data::BlendedSampler> validation;
   const bool asked = config.train.validation_every > 0;
-  const bool enough = asked && tokens.validation->tokens() > config.model.shape.sequence;
-  if (enough || (asked && !config.data.validation_path.empty())) {
-    DYNMO_ASSIGN(validation, data::Sampler::make(*tokens.validation, options));
+  std::int64_t held_out = std::numeric_limits<std::int64_t>::max();  // of the smallest set
+  for (const Tokens& tokens : sets.tokens) {
+    if (tokens.validation) held_out = std::min(held_out, tokens.validation->tokens());
   }
-  TokenBatches batches(std::move(training), std::move(validation), config, tokens.vocabulary);
-  batches.identity_ = tokens.identity;
+  const bool enough = asked && held_out > config.model.shape.sequence;
+  if (enough || (asked && !config.data.validation_path.empty())) {
+    DYNMO_ASSIGN(validation, blended(config, sets, /*validation=*/true));
+  }
+  TokenBatches batches(std::move(training), std::move(validation), config,
+                       sets.tokens.front().vocabulary);
+  batches.identity_ = identity_of(sets);
   if (asked && !batches.validates()) {
     batches.note_ = fmt::format(
         "no validation: '{}' holds out {} tokens, a sequence takes {}; prepare more text, or hold "
         "more of it out",
-        config.data.path, tokens.validation->tokens(), config.model.shape.sequence + 1);
+        sets.name, held_out, config.model.shape.sequence + 1);
   }
   return batches;
 }
 
-TokenBatches::TokenBatches(std::optional<data::Sampler> training,
-                           std::optional<data::Sampler> validation, const config::Config& config,
-                           std::int64_t vocabulary)
+TokenBatches::TokenBatches(std::optional<data::BlendedSampler> training,
+                           std::optional<data::BlendedSampler> validation,
+                           const config::Config& config, std::int64_t vocabulary)
     : training_(std::move(training)),
       validation_(std::move(validation)),
       micro_batches_(step_micro_batches(config)),
@@ -126,8 +200,8 @@ TokenBatches::TokenBatches(std::optional<data::Sampler> training,
 
 std::string TokenBatches::fingerprint() const {
   if (!training_) return "";
-  std::string text = training_->shards().fingerprint().hex();
-  if (validation_) text += validation_->shards().fingerprint().hex();
+  std::string text = training_->fingerprint().hex();
+  if (validation_) text += validation_->fingerprint().hex();
   return digest_of(text).hex();
 }
 
@@ -140,7 +214,7 @@ runtime::MicroBatch TokenBatches::validation(std::int64_t step, MicroBatchId mic
   return read(*validation_, step, micro_batch);
 }
 
-runtime::MicroBatch TokenBatches::read(const data::Sampler& sampler, std::int64_t step,
+runtime::MicroBatch TokenBatches::read(const data::BlendedSampler& sampler, std::int64_t step,
                                        MicroBatchId id) const {
   const std::int64_t length = sampler.sequence() + 1;
   at::Tensor tokens = at::empty({rows_, length}, at::kLong);

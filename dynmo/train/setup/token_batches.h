@@ -10,7 +10,7 @@
 
 #include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
-#include "dynmo/data/sampler.h"
+#include "dynmo/data/blend.h"
 #include "dynmo/runtime/engine.h"
 
 namespace dynmo::train {
@@ -26,7 +26,8 @@ class TokenBatches {
   // Opens the data. An emulated device has empty micro-batches. Returns kBadInput without a
   // data.path, or if it is neither a prepared folder nor token shards with data.vocabulary. Also
   // for fewer tokens than a sequence. For validation that applies only to data.validation_path. A
-  // prepared folder with fewer is not validated on (see note()).
+  // prepared folder with fewer is not validated on (see note()). All folders of a data.blend must
+  // have one tokenizer.
   [[nodiscard]] static Expected<TokenBatches> open(const config::Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
@@ -47,13 +48,14 @@ class TokenBatches {
   [[nodiscard]] runtime::MicroBatch validation(std::int64_t step, MicroBatchId micro_batch) const;
 
  private:
-  TokenBatches(std::optional<data::Sampler> training, std::optional<data::Sampler> validation,
-               const config::Config& config, std::int64_t vocabulary);
-  [[nodiscard]] runtime::MicroBatch read(const data::Sampler& sampler, std::int64_t step,
+  TokenBatches(std::optional<data::BlendedSampler> training,
+               std::optional<data::BlendedSampler> validation, const config::Config& config,
+               std::int64_t vocabulary);
+  [[nodiscard]] runtime::MicroBatch read(const data::BlendedSampler& sampler, std::int64_t step,
                                          MicroBatchId id) const;
 
-  std::optional<data::Sampler> training_;  // none: emulated
-  std::optional<data::Sampler> validation_;
+  std::optional<data::BlendedSampler> training_;  // none: emulated
+  std::optional<data::BlendedSampler> validation_;
   std::string note_;
   DataIdentity identity_;
   std::int64_t micro_batches_;  // of a step
