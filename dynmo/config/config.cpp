@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "dynmo/config/config_impl.h"
 #include "dynmo/config/learning_rate.h"
 #include "dynmo/core/device_names.h"
-#include "dynmo/core/digest.h"
 #include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/cost/family.h"
@@ -250,18 +250,6 @@ Config defaults_of(const Config& config) {
   return standard;
 }
 
-// Returns the config with all values that follow from other keys, so that it is independent of
-// defaults. Keys without effect have no values.
-Config resolved(Config config) {
-  Config standard = defaults_of(config);
-  reset_idle(keys_of(config), keys_of(standard));
-  const auto family = cost::parse_family(config.model.family);
-  if (family && !config.model.tied_embeddings) {
-    config.model.tied_embeddings = *family == cost::Family::kGpt2;
-  }
-  return config;
-}
-
 template <typename T>
 Expected<void> require(bool holds, std::string_view key, const T& value, std::string_view wanted) {
   if (holds) return {};
@@ -308,14 +296,17 @@ Expected<void> check_elasticity(const Config& c) {
                  e.pack_ranks, fmt::format("elastic.ranks_min = {} or more", e.ranks_min));
 }
 
-// A source that is not enabled decides nothing: its table can grow without making every checkpoint
-// one of another training.
-bool is_enabled_source(const dynamism::SourceOptions& sources, std::string_view table) {
-  const std::vector<std::string_view> enabled = sources.enabled_tables();
-  return std::find(enabled.begin(), enabled.end(), table) != enabled.end();
-}
-
 }  // namespace
+
+Config resolved(Config config) {
+  Config standard = defaults_of(config);
+  reset_idle(keys_of(config), keys_of(standard));
+  const auto family = cost::parse_family(config.model.family);
+  if (family && !config.model.tied_embeddings) {
+    config.model.tied_embeddings = *family == cost::Family::kGpt2;
+  }
+  return config;
+}
 
 std::vector<TomlKey> keys_of(Config& c) {
   std::vector<TomlKey> keys;
@@ -432,70 +423,6 @@ Expected<int> pipeline_ranks(const Config& config, int world) {
                     "{} {} started for pipeline.replicas = {}: wanted a multiple of it; "
                     "start more or fewer, or set pipeline.replicas to a divisor of {}",
                     world, world == 1 ? "rank was" : "ranks were", config.pipeline.replicas, world);
-}
-
-namespace {
-
-// The keys that decide what a training is, and their values; a step's micro-batches as one number.
-std::vector<std::pair<std::string, std::string>> deciding_values(const Config& config) {
-  Config copy = resolved(config);
-  copy.batch.micro_batches = step_micro_batches(config);
-  copy.batch.accumulation = 1;
-  copy.model.shape.head_slices = 1;  // another number continues with other last bits
-  if (on_device(copy)) copy.run.device = "cpu";
-  std::vector<std::pair<std::string, std::string>> values;
-  for (const TomlKey& key : keys_of(copy)) {
-    const std::string table = key.name.substr(0, key.name.find('.'));
-    const bool decides = table == "model" || table == "batch" || table == "optimizer" ||
-                         table == "emulated" || key.name == "run.device" ||
-                         key.name == "train.steps" || key.name == "train.seed" ||
-                         is_enabled_source(copy.sources, table);
-    // Speeds change no number.
-    const bool speeds = key.name.starts_with("emulated.slow_");
-    if (decides && !speeds && key.refused.empty())
-      values.emplace_back(key.name, toml_value(key.field));
-  }
-  return values;
-}
-
-}  // namespace
-
-std::string identity(const Config& config) {
-  std::string text;
-  for (const auto& [key, value] : deciding_values(config)) {
-    text += fmt::format("{}={}\n", key, value);
-  }
-  return digest_of(text).hex();
-}
-
-std::string first_difference(const Config& given, const Config& saved) {
-  const auto ours = deciding_values(given);
-  const auto theirs = deciding_values(saved);
-  const auto value_in = [](const auto& values, const std::string& key) {
-    const auto same = [&](const auto& entry) { return entry.first == key; };
-    const auto found = std::find_if(values.begin(), values.end(), same);
-    return found == values.end() ? std::string("not used") : found->second;
-  };
-  const auto text = [&](const std::string& key) {
-    const std::string name = key == "batch.micro_batches"
-                                 ? "pipeline.replicas x batch.accumulation x batch.micro_batches"
-                                 : key;
-    return fmt::format("{} is {}, the run's is {}", name, value_in(ours, key),
-                       value_in(theirs, key));
-  };
-  // A source that one of them does not use has all its keys there: the switch is named.
-  for (const std::string_view table : saved.sources.enabled_tables()) {
-    if (is_enabled_source(given.sources, table)) continue;
-    return fmt::format("{}.enabled is false, the run's is true", table);
-  }
-  for (const std::string_view table : given.sources.enabled_tables()) {
-    if (is_enabled_source(saved.sources, table)) continue;
-    return fmt::format("{}.enabled is true, the run's is false", table);
-  }
-  for (const auto& [key, value] : ours) {
-    if (value != value_in(theirs, key)) return text(key);
-  }
-  return "";
 }
 
 }  // namespace dynmo::config

@@ -23,12 +23,12 @@ class Blend(RunCase):
         place = command.index("--data")
         return self.run_command(command[:place] + command[place + 2:])
 
-    def prepare(self, out, *words):
-        done = self.run_command([DYNMO, "data", "prepare", "other corpus", "--out", out, "--validation", "0.2", *words])
+    def prepare(self, corpus, out, *words):
+        done = self.run_command([DYNMO, "data", "prepare", corpus, "--out", out, "--validation", "0.2", *words])
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_any_ranks_and_a_resumed_run_have_the_same_samples(self):
-        self.prepare("other")
+        self.prepare("other corpus", "other")
         blend = ["0.3 data", "0.7 other"]
         for run, ranks in (("whole", 2), ("three", 3)):
             done = self.train(run, ranks, blend)
@@ -57,7 +57,7 @@ class Blend(RunCase):
         self.assertEqual(digests(newest_manifest(self.folder / "alone")), digests(newest_manifest(self.folder / "plain")))
 
     def test_what_is_no_blend_is_refused(self):
-        self.prepare("pieces", "--tokenizer", "sentencepiece", "--vocabulary", "270")
+        self.prepare("corpus", "pieces", "--tokenizer", "sentencepiece", "--vocabulary", "290")
         for blend, word in ((["0 data"], "'0 data', wanted a share above 0"), (["1 data", "1 nowhere"], "data.blend: "),
                             (["1 data", "1 pieces"], "'pieces' has the tokenizer")):
             self.assert_error(self.train("refused", 2, blend), 2, word)
