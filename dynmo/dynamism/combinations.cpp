@@ -19,15 +19,13 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
      "a router's capacity is a share of whole sequences, and exits leave ragged ones"},
 }};
 
-constexpr std::string_view kSparseOnCpus = "sparse products run on CPUs only";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
 constexpr std::string_view kExpertsOnCpus = "rows are sorted by expert on CPUs only";
-constexpr std::array<RefusedSetting, 11> kRefusedSettings = {{
+constexpr std::array<RefusedSetting, 10> kRefusedSettings = {{
     {"moe", "run.device", "cuda", kExpertsOnCpus},
     {"moe", "run.device", "emulated", kExpertsOnCpus},
     {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
-    {"pruning", "run.device", "cuda", kSparseOnCpus},
-    {"pruning", "run.device", "emulated", kSparseOnCpus},
+    {"pruning", "run.device", "emulated", "emulated layers have no weights to remove"},
     {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},
     {"sparse_attention", "run.device", "emulated", kRaggedOnCpus},
     {"mixture_of_depths", "run.device", "emulated", "emulated layers have no tokens to choose"},

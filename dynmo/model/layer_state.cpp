@@ -103,8 +103,10 @@ void derive(const Layer& layer, LayerState& state) {
 
 LayerState on_device(LayerState state, at::Device device) {
   for (Parameter& parameter : state.parameters) {
-    for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment, &parameter.compute_copy}) {
+    if (!device.is_cpu() && is_compressed(parameter)) decompress(parameter);
+    for (at::Tensor* tensor :
+         {&parameter.value, &parameter.gradient, &parameter.first_moment, &parameter.second_moment,
+          &parameter.compute_copy, &parameter.mask}) {
       if (tensor->defined()) *tensor = tensor->to(device);
     }
   }

@@ -61,8 +61,8 @@ struct Parameter {
   // `value` in bf16 if the layer computes in it (precision.h), else undefined. Derived by derive():
   // neither a migration nor a checkpoint holds it.
   at::Tensor compute_copy = {};
-  // Weight i of the matrix is kept if bit i % 8 of byte i / 8 is set. uint8, on the CPU. Undefined
-  // if all are kept.
+  // Weight i of the matrix is kept if bit i % 8 of byte i / 8 is set. uint8, on the value's device.
+  // Undefined if all are kept.
   at::Tensor mask = {};
   // The places of the kept weights of a compressed matrix. Derived from the mask by derive().
   std::shared_ptr<const kernels::sparse::Pattern> pattern = {};
@@ -115,7 +115,7 @@ class Layer;
 // migration, a checkpoint). make_state() and update() call it themselves.
 void derive(const Layer& layer, LayerState& state);
 
-// Returns the state with all its tensors on `device`. Tensors that are there already are shared.
+// Returns the state with all its tensors on `device`. Shares those there, masks compressed ones.
 [[nodiscard]] LayerState on_device(LayerState state, at::Device device);
 
 // Frees gradients and moments, and keeps the values. From now on the layer runs forward only.

@@ -12,6 +12,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/sparse_break_even.h"
+#include "dynmo/kernels/sparse_products.h"
 
 namespace dynmo::model {
 namespace {
@@ -29,16 +30,32 @@ at::Tensor mask_of(std::span<const std::int32_t> offsets, std::int64_t weights) 
   return mask;
 }
 
+// Returns a tensor of `shape` with the kept weights in their places, and zeros elsewhere.
+at::Tensor in_places(const at::Tensor& kept, const at::Tensor& mask, at::IntArrayRef shape) {
+  at::Tensor dense = at::zeros(shape, kept.options());
+  dense.view({-1}).index_copy_(0, index_of(kept_offsets(mask, dense.numel())).to(at::kLong), kept);
+  return dense;
+}
+
+// Sets the elements of removed weights to 0, on a device.
+void clear_removed(at::Tensor& tensor, const at::Tensor& mask) {
+  const at::Tensor bit_8 = at::arange(8, mask.options());
+  const at::Tensor bits =
+      mask.unsqueeze(1).bitwise_right_shift(bit_8).bitwise_and_(1).flatten().narrow(0, 0,
+                                                                                    tensor.numel());
+  tensor.view({-1}).masked_fill_(bits.eq(0), 0);
+}
+
 }  // namespace
 
 std::span<const std::uint8_t> mask_bits(const at::Tensor& mask) {
   return {kernels::host_data<const std::uint8_t>(mask), static_cast<std::size_t>(mask.numel())};
 }
 
-std::int64_t kept_weights(const at::Tensor& mask) { return count_bits(mask_bits(mask)); }
+std::int64_t kept_weights(const at::Tensor& mask) { return count_bits(mask_bits(mask.cpu())); }
 
 std::vector<std::int32_t> kept_offsets(const at::Tensor& mask, std::int64_t weights) {
-  auto offsets = unpack_mask(mask_bits(mask), weights);
+  auto offsets = unpack_mask(mask_bits(mask.cpu()), weights);
   DYNMO_CHECK(offsets.has_value(), "a mask of {} weights, got: {}", weights,
               offsets.error().message);
   return *std::move(offsets);
@@ -47,16 +64,13 @@ std::vector<std::int32_t> kept_offsets(const at::Tensor& mask, std::int64_t weig
 at::Tensor kept_values(const Parameter& parameter) {
   if (!parameter.mask.defined()) return parameter.value.view({-1});
   if (is_compressed(parameter)) return parameter.value;
-  return parameter.value.view({-1}).index_select(
-      0, index_of(kept_offsets(parameter.mask, parameter.value.numel())));
+  const at::Tensor places = index_of(kept_offsets(parameter.mask, parameter.value.numel()));
+  return parameter.value.view({-1}).index_select(0, places.to(parameter.value.device()));
 }
 
 at::Tensor dense_value(const Parameter& parameter, at::IntArrayRef shape) {
   if (!is_compressed(parameter)) return parameter.value;
-  at::Tensor dense = at::zeros(shape, parameter.value.options());
-  dense.view({-1}).index_copy_(
-      0, index_of(kept_offsets(parameter.mask, dense.numel())).to(at::kLong), parameter.value);
-  return dense;
+  return in_places(parameter.value, parameter.mask, shape);
 }
 
 void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std::int32_t> stay,
@@ -78,10 +92,18 @@ void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std:
   std::vector<std::int32_t> offsets;
   offsets.reserve(stay.size());
   for (const std::int32_t place : stay) offsets.push_back(had[static_cast<std::size_t>(place)]);
-  parameter.mask = mask_of(offsets, weights);
-  const at::Tensor from = index_of(compressed ? stay : offsets);
+  const at::Device device = parameter.value.device();
+  DYNMO_CHECK(device.is_cpu() || format == MatrixFormat::kMasked, "{} to be masked on {}",
+              spec.name, device.str());
+  parameter.mask = mask_of(offsets, weights).to(device);
+  const at::Tensor from =
+      device.is_cpu() ? index_of(compressed ? stay : offsets) : at::Tensor();  // of the CPU
   for (at::Tensor* tensor : {&parameter.value, &parameter.first_moment, &parameter.second_moment}) {
     if (!tensor->defined()) continue;
+    if (!device.is_cpu()) {
+      clear_removed(*tensor, parameter.mask);
+      continue;
+    }
     at::Tensor kept = tensor->view({-1}).index_select(0, from);
     if (format == MatrixFormat::kCompressed) {
       *tensor = std::move(kept);
@@ -93,9 +115,25 @@ void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std:
   if (parameter.gradient.defined()) parameter.gradient = at::zeros_like(parameter.value);
 }
 
+void decompress(Parameter& parameter) {
+  DYNMO_CHECK(is_compressed(parameter) && parameter.pattern, "{} compressed, with its pattern",
+              parameter.name);
+  const std::vector<std::int64_t> shape = {parameter.pattern->rows(), parameter.pattern->columns()};
+  for (at::Tensor* tensor :
+       {&parameter.value, &parameter.gradient, &parameter.first_moment, &parameter.second_moment}) {
+    if (tensor->defined()) *tensor = in_places(*tensor, parameter.mask, shape);
+  }
+  parameter.pattern.reset();
+  parameter.segments = 0;
+}
+
 void mask_gradients(LayerState& state) {
-  for (const Parameter& parameter : state.parameters) {
+  for (Parameter& parameter : state.parameters) {
     if (!parameter.mask.defined() || !parameter.gradient.defined() || is_compressed(parameter)) {
+      continue;
+    }
+    if (!parameter.gradient.is_cpu()) {
+      clear_removed(parameter.gradient, parameter.mask);
       continue;
     }
     const auto clear = [&](auto* gradient) {

@@ -6,7 +6,8 @@
 // kept weights, so products, update and memory shrink.
 //
 // Compressed takes 28 bytes for each kept weight (value, gradient, two moments, 12 of the pattern).
-// Masked takes 16 bytes for each weight of the matrix.
+// Masked takes 16 bytes for each weight of the matrix. On a device all are masked: sparse products
+// of single weights are slower there than dense ones.
 
 #include <ATen/core/Tensor.h>
 
@@ -29,12 +30,12 @@ enum class MatrixFormat { kMasked, kCompressed };
   return parameter.mask.defined() && parameter.value.dim() == 1;
 }
 
-// Returns the bytes of a mask.
+// Returns the bytes of a mask in host memory.
 [[nodiscard]] std::span<const std::uint8_t> mask_bits(const at::Tensor& mask);
-// Returns the number of weights that a mask keeps.
+// Returns the number of weights that a mask keeps. Waits for a mask on a device.
 [[nodiscard]] std::int64_t kept_weights(const at::Tensor& mask);
 // Returns the offsets of the kept weights of a matrix, ascending. Requires a mask of `weights`
-// weights.
+// weights. Waits for a mask on a device.
 [[nodiscard]] std::vector<std::int32_t> kept_offsets(const at::Tensor& mask, std::int64_t weights);
 
 // Returns the kept weights of a parameter by offset: a copy, or the value itself.
@@ -49,8 +50,12 @@ enum class MatrixFormat { kMasked, kCompressed };
 void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std::int32_t> stay,
            MatrixFormat format);
 
+// Masks the tensors of a compressed matrix, which has its pattern.
+void decompress(Parameter& parameter);
+
 // Removes from the gradients what belongs to removed weights. Call it before a norm of them is
-// computed. Does nothing for compressed matrices, which have no such gradients.
+// computed. Does nothing for compressed matrices, which have no such gradients. Does not wait for a
+// device.
 void mask_gradients(LayerState& state);
 
 // Returns the sizes of all matrices that may be compressed: those of layers that compute in fp32.

@@ -263,6 +263,9 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   const auto start = Clock::now();
   times_.moving_s = 0;
   const bool on_device = !options_.staging.device.is_cpu();
+  const auto mask_gradients = [&] {
+    for (auto& [id, layer] : state_.layers) model::mask_gradients(layer);
+  };
   const auto queue_norms = [&] {
     return QueuedNorms(options_.ties, state_.layers, options_.staging);
   };
@@ -275,7 +278,10 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
       input.gradient_ready = [&](LayerId layer) { reduction.start(layer); };
       // Nothing is added to the gradients afterwards.
       if (on_device && grid_.replicas() == 1 && options_.ties.empty()) {
-        input.before_wait = [&] { norms.emplace(queue_norms()); };
+        input.before_wait = [&] {
+          mask_gradients();
+          norms.emplace(queue_norms());
+        };
       }
     }
     if (moving_ && !moving_->agreed) input.before_action = [&] { send_layers(); };
@@ -288,7 +294,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   times_.reduction_s = reduction.seconds();
   DYNMO_TRY(add_tied_gradients(grid_.pipeline(), options_.ties, state_.plan, state_.layers,
                                options_.staging));
-  for (auto& [id, layer] : state_.layers) model::mask_gradients(layer);
+  if (!norms) mask_gradients();
   if (!on_device) return output;
   if (!norms) {
     norms.emplace(queue_norms());

@@ -9,8 +9,9 @@ namespace {
 template <typename Change>
 model::LayerState changed(model::LayerState state, Change change) {
   for (model::Parameter& parameter : state.parameters) {
-    for (at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
-                               &parameter.second_moment, &parameter.compute_copy}) {
+    for (at::Tensor* tensor :
+         {&parameter.value, &parameter.gradient, &parameter.first_moment, &parameter.second_moment,
+          &parameter.compute_copy, &parameter.mask}) {
       if (tensor->defined()) *tensor = change(*tensor);
     }
   }

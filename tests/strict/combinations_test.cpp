@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/decoder.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
@@ -19,11 +20,13 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-enum class Technique { kDense, kFreezing, kDepths };
-constexpr std::array kTechniques = {Technique::kDense, Technique::kFreezing, Technique::kDepths};
+enum class Technique { kDense, kFreezing, kDepths, kPruning };
+constexpr std::array kTechniques = {Technique::kDense, Technique::kFreezing, Technique::kDepths,
+                                    Technique::kPruning};
 
 std::string_view name_of(Technique technique) {
   if (technique == Technique::kDepths) return "depths";
+  if (technique == Technique::kPruning) return "pruning";
   return technique == Technique::kDense ? "dense" : "freezing";
 }
 
@@ -32,6 +35,16 @@ dynamism::MakeSources depths() {
     dynamism::Sources sources;
     sources.push_back(dynamism::make_mixture_of_depths_source(
         {.capacity = 0.25, .every = 1, .first_block = 1}));  // two of three blocks
+    return sources;
+  };
+}
+
+// At three steps, to 80 %. The CPU compresses what has lost more than 65 %.
+dynamism::MakeSources pruning() {
+  return [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_pruning_source(
+        {.start = 4, .end = 12, .every = 4, .initial_sparsity = 0.3, .final_sparsity = 0.8}));
     return sources;
   };
 }
@@ -59,6 +72,10 @@ std::vector<DeviceCell> device_cells() {
                                  ? setting == "recompute" || setting == "gpt2" || setting == "moves"
                                  : setting == "plain";
         if (technique == Technique::kDepths && !changes) continue;
+        // Those in which gradients are masked elsewhere, or matrices transposed.
+        const bool masks =
+            setting == "moves" || (fp32 && setting == "gpt2") || (fp32 && setting == "replicas");
+        if (technique == Technique::kPruning && !masks) continue;
         all.push_back({technique, precision, setting});
       }
     }
@@ -88,10 +105,13 @@ RunOptions run_of(const DeviceCell& cell) {
   if (cell.technique == Technique::kDepths) {
     run.make_sources = depths();
     run.layers = shaped(std::move(run.layers), run.make_sources);
-    // At the peak of the others, roundings of bf16 alone grow beyond the tolerance in 20 steps,
-    // also if every row is chosen.
-    run.learning_rate = 3e-3;
   }
+  if (cell.technique == Technique::kPruning) run.make_sources = pruning();
+  // At the peak of the others, roundings of bf16 alone grow beyond the tolerance in 20 steps, also
+  // if every row is chosen. Those of weights near the threshold decide which of them are removed.
+  const bool chooses =
+      cell.technique == Technique::kDepths || cell.technique == Technique::kPruning;
+  if (chooses) run.learning_rate = 3e-3;
   run.cut = {static_cast<int>(run.layers.size())};
   run.precision = cell.precision;
   if (cell.technique == Technique::kFreezing) run.freezing = freezing();

@@ -7,8 +7,10 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dynmo/c10d/device_kinds.h"
@@ -29,7 +31,12 @@ namespace {
 
 constexpr int kTokens = 61;  // of the vocabulary
 
-class StrictKind : public ::testing::TestWithParam<const char*> {};  // strict_kind.cpp adds it
+struct SavedCell {
+  const char* precision;
+  bool prunes;
+};
+
+class StrictKind : public ::testing::TestWithParam<SavedCell> {};  // strict_kind.cpp adds it
 
 using StrictKindInput = StrictKind;
 
@@ -47,7 +54,7 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   EXPECT_TRUE(validate(config));
   EXPECT_TRUE(on_device(config));
   EXPECT_EQ(identity(config), identity(cpu)) << "a run moves from one device to another";
-  for (const char* source : {"moe", "pruning", "sparse_attention", "early_exit"}) {
+  for (const char* source : {"moe", "sparse_attention", "early_exit"}) {
     config::Config refused = config;
     refused.train.steps = 10'000;  // each source has something to do
     ASSERT_TRUE(apply_settings(refused, std::vector{fmt::format("{}.enabled=true", source)}));
@@ -74,11 +81,14 @@ void write_drawn_tokens(const std::filesystem::path& prefix) {
   ASSERT_TRUE(writer->finish());
 }
 
+// At steps 4, 8 and 12. From 8 on the CPU has compressed matrices.
+constexpr const char* kPruning = "[pruning]\nenabled = true\nstart = 4\nend = 12\nevery = 4\n";
+
 // A training of 20 steps in its folder, and what it leaves.
 class SavedTraining {
  public:
   SavedTraining(const std::filesystem::path& run, const std::filesystem::path& tokens,
-                const std::string& precision)
+                const SavedCell& cell)
       : folder_(run) {
     const auto applied = apply_text(
         options_.config,
@@ -87,7 +97,8 @@ class SavedTraining {
                     "vocabulary = {}\n[batch]\nmicro_batches = 4\nmicro_batch_size = 1\n"
                     "[optimizer]\nwarmup_steps = 3\n[train]\nsteps = 20\nvalidation_every = 10\n"
                     "validation_steps = 1\n[checkpoint]\nevery = 10\nkeep = 9\n",
-                    precision, tokens.string(), kTokens),
+                    cell.precision, tokens.string(), kTokens) +
+            (cell.prunes ? kPruning : ""),
         "the test");
     EXPECT_TRUE(applied) << applied.error().message;
     options_.config.data.validation_path = tokens.string();
@@ -99,9 +110,10 @@ class SavedTraining {
     if (device == "strict") {
       options_.rank_device.device = c10d::device_kind(device).open(0).value();
     }
+    const Reporter reporter = {.line = [this](std::string_view line) { lines_.emplace(line); }};
     const auto done = transport::run_ranks(ranks, [&](transport::Transport& group) {
       at::set_num_threads(1);
-      return train(group, options_, Reporter());
+      return train(group, options_, reporter);
     });
     EXPECT_TRUE(done) << done.error().message;
   }
@@ -128,6 +140,7 @@ class SavedTraining {
     for (const auto& [step, loss] : by_step) all.push_back(loss);
     return all;
   }
+  [[nodiscard]] bool has_said(const std::string& line) const { return lines_.contains(line); }
   // Returns the digests of the files of the last checkpoint.
   [[nodiscard]] std::vector<std::string> saved() const {
     std::vector<std::string> digests;
@@ -141,17 +154,17 @@ class SavedTraining {
 
  private:
   observe::RunFolder folder_;
+  std::set<std::string> lines_;
   TrainOptions options_;
 };
 
 TEST_P(StrictKind, ACheckpointContinuesWithItsBitsThereAndItsLossesOnTheCpu) {
-  const std::string precision = GetParam();
-  const cost::Precision kind = cost::parse_precision(precision).value();
+  const cost::Precision kind = cost::parse_precision(GetParam().precision).value();
   const TempFolder folder;
   const std::filesystem::path tokens = folder.path() / "tokens";
   write_drawn_tokens(tokens);
   const auto in = [&](const char* name) {
-    return SavedTraining(folder.path() / name, tokens, precision);
+    return SavedTraining(folder.path() / name, tokens, GetParam());
   };
   SavedTraining cpu = in("cpu");
   cpu.run("cpu", 1);
@@ -159,6 +172,9 @@ TEST_P(StrictKind, ACheckpointContinuesWithItsBitsThereAndItsLossesOnTheCpu) {
   device.run("strict", 2);
   ASSERT_EQ(device.losses().size(), 20U);
   dynmo::testing::expect_like_cpu(device.losses(), cpu.losses(), kind);
+  EXPECT_EQ(device.has_said("pruning  masks with dense products: on a device it saves neither time "
+                            "nor memory"),
+            GetParam().prunes);
 
   SavedTraining again = in("again");
   again.resume(device, "strict", 3);
@@ -173,8 +189,13 @@ TEST_P(StrictKind, ACheckpointContinuesWithItsBitsThereAndItsLossesOnTheCpu) {
   dynmo::testing::expect_like_cpu(forth.losses(), cpu.losses(), kind);
 }
 
-INSTANTIATE_TEST_SUITE_P(In, StrictKind, ::testing::Values("fp32", "bf16"),
-                         [](const auto& test) { return std::string(test.param); });
+INSTANTIATE_TEST_SUITE_P(In, StrictKind,
+                         ::testing::Values(SavedCell{"fp32", false}, SavedCell{"bf16", false},
+                                           SavedCell{"fp32", true}),
+                         [](const auto& test) {
+                           return std::string(test.param.precision) +
+                                  (test.param.prunes ? "_pruning" : "");
+                         });
 
 }  // namespace
 }  // namespace dynmo::train

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dynmo/dynamism/training/sources.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/strict_device/strict_device.h"
@@ -46,13 +47,24 @@ void route(RunOptions& run) {
   run.layers = shaped(model::make_llama(config), run.make_sources);
 }
 
+// Removes weights before the first step. Later events would wait, between two steps.
+void prune(RunOptions& run) {
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_pruning_source(
+        {.start = 0, .end = 0, .every = 1, .initial_sparsity = 0.5, .final_sparsity = 0.5}));
+    return sources;
+  };
+}
+
 TEST(WaitsOfAStep, AreOneOnOneRank) {
-  for (const std::string_view technique : {"dense", "freezing", "depths"}) {
+  for (const std::string_view technique : {"dense", "freezing", "depths", "pruning"}) {
     for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
       RunOptions run{.steps = 12, .cut = {kLayers}};
       run.precision = precision;
       if (technique == "freezing") run.freezing = freezing();
       if (technique == "depths") route(run);
+      if (technique == "pruning") prune(run);
       for (const Waits& waits : waits_by_step(run)) {
         EXPECT_EQ(waits, (Waits{{"synchronize device", 1}})) << technique;
       }

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "dynmo/observe/table.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
@@ -109,6 +111,11 @@ std::vector<std::string> start_lines(const config::Config& config, const Inputs&
         config.emulated.memory_scale));
   }
   if (on_device(config)) lines.push_back(fmt::format("device   {}", inputs.model.device.text));
+  if (const auto enabled = config.sources.enabled_tables();
+      on_device(config) && std::ranges::count(enabled, "pruning") > 0) {
+    lines.emplace_back(
+        "pruning  masks with dense products: on a device it saves neither time nor memory");
+  }
   const auto layers = std::ssize(inputs.model.layers);
   if (const auto& again = pipeline.recomputed(); !again.empty()) {
     lines.push_back(

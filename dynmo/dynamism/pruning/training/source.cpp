@@ -27,7 +27,7 @@ struct Own {
   model::LayerState* layer = nullptr;
   std::size_t parameter = 0;
   model::ParameterSpec spec;
-  at::Tensor kept;  // values
+  at::Tensor kept;  // values, in host memory
   [[nodiscard]] std::int64_t weights() const { return spec.shape[0] * spec.shape[1]; }
 };
 
@@ -196,11 +196,12 @@ class PruningSource final : public Source {
         ++number;
         if (found == boundary.states.end()) continue;
         if (layers == Layers::kTrained && found->second.frozen) continue;
-        own.push_back({.number = number - 1,
-                       .layer = &found->second,
-                       .parameter = p,
-                       .spec = specs[p],
-                       .kept = model::kept_values(found->second.parameters[p]).to(at::kFloat)});
+        own.push_back(
+            {.number = number - 1,
+             .layer = &found->second,
+             .parameter = p,
+             .spec = specs[p],
+             .kept = model::kept_values(found->second.parameters[p]).to(at::kCPU, at::kFloat)});
       }
     }
     return own;
@@ -228,7 +229,8 @@ class PruningSource final : public Source {
   static std::vector<MatrixMask> masks_of(const std::vector<Own>& own, const Pool& pool) {
     std::vector<MatrixMask> masks;
     for (const Own& matrix : own) {
-      const auto bits = model::mask_bits(matrix.layer->parameters[matrix.parameter].mask);
+      const at::Tensor mask = matrix.layer->parameters[matrix.parameter].mask.cpu();
+      const auto bits = model::mask_bits(mask);
       masks.push_back({.index = pool.index[matrix.number],
                        .weights = matrix.weights(),
                        .bits = {bits.begin(), bits.end()}});
@@ -236,16 +238,16 @@ class PruningSource final : public Source {
     return masks;
   }
 
-  // Compressed where the layer computes in fp32 and the matrix has lost enough; for good, as it
-  // only loses more.
+  // Compressed on the CPU where the layer computes in fp32 and the matrix has lost enough; for
+  // good, as it only loses more.
   void prune(const Own& own, std::span<const std::int32_t> stay, const model::Layer& layer) const {
     model::Parameter& parameter = own.layer->parameters[own.parameter];
     const double sparsity =
         1 - static_cast<double>(stay.size()) / static_cast<double>(own.weights());
     DYNMO_CHECK(options_.sparse_above, "pruning.sparse_above to be measured before a step");
-    const bool compressed =
-        model::is_compressed(parameter) ||
-        (layer.compute_type() == at::kFloat && sparsity > *options_.sparse_above);
+    const bool compressed = model::is_compressed(parameter) ||
+                            (parameter.value.is_cpu() && layer.compute_type() == at::kFloat &&
+                             sparsity > *options_.sparse_above);
     model::prune(parameter, own.spec, stay,
                  compressed ? model::MatrixFormat::kCompressed : model::MatrixFormat::kMasked);
   }
