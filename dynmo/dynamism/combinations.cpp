@@ -19,18 +19,18 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
      "a router's capacity is a share of whole sequences, and exits leave ragged ones"},
 }};
 
+constexpr std::string_view kNoTokens = "emulated layers have no tokens";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
 constexpr std::string_view kExpertsOnCpus = "rows are sorted by expert on CPUs only";
-constexpr std::array<RefusedSetting, 10> kRefusedSettings = {{
+constexpr std::array<RefusedSetting, 9> kRefusedSettings = {{
     {"moe", "run.device", "cuda", kExpertsOnCpus},
     {"moe", "run.device", "emulated", kExpertsOnCpus},
     {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
     {"pruning", "run.device", "emulated", "emulated layers have no weights to remove"},
     {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},
     {"sparse_attention", "run.device", "emulated", kRaggedOnCpus},
-    {"mixture_of_depths", "run.device", "emulated", "emulated layers have no tokens to choose"},
-    {"early_exit", "run.device", "cuda", kRaggedOnCpus},
-    {"early_exit", "run.device", "emulated", kRaggedOnCpus},
+    {"mixture_of_depths", "run.device", "emulated", kNoTokens},
+    {"early_exit", "run.device", "emulated", kNoTokens},
     {"freezing", "model.tied_embeddings", "true",
      "tied embeddings are two equal copies, of which it would stop one"},
 }};

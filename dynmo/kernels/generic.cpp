@@ -108,18 +108,21 @@ Tensor softmax(Tensor& scores_NV) {
   return log_sum_N;
 }
 
-Tensor cross_entropy(Tensor& scores_NV, const Tensor& targets_N) {
+Tensor cross_entropy(Tensor& scores_NV, const Tensor& targets_N, std::int64_t tokens) {
   Tensor log_NV = at::log_softmax(scores_NV, -1, accumulation_type(scores_NV.scalar_type()));
-  const Tensor loss = log_NV.gather(1, targets_N.unsqueeze(1)).mean(at::kDouble).neg_();
+  const Tensor log_N1 = log_NV.gather(1, targets_N.unsqueeze(1));
+  Tensor loss = tokens > 0 ? log_N1.sum(at::kDouble).div_(tokens) : log_N1.mean(at::kDouble);
+  loss.neg_();
   scores_NV = log_NV.exp_().to(scores_NV.scalar_type());
   return loss.to(accumulation_type(scores_NV.scalar_type()));
 }
 
-void cross_entropy_gradient(Tensor& probabilities_NV, const Tensor& targets_N, double gradient) {
+void cross_entropy_gradient(Tensor& probabilities_NV, const Tensor& targets_N, double gradient,
+                            std::int64_t tokens) {
   const Tensor targets_N1 = targets_N.unsqueeze(1);
   probabilities_NV.scatter_add_(1, targets_N1,
                                 at::full(targets_N1.sizes(), -1.0, probabilities_NV.options()));
-  probabilities_NV.mul_(gradient / static_cast<double>(targets_N.numel()));
+  probabilities_NV.mul_(gradient / static_cast<double>(tokens > 0 ? tokens : targets_N.numel()));
 }
 
 void apply_rope(Tensor& x_BTHK, const Tensor& cosine, const Tensor& sine, Rope direction) {

@@ -32,9 +32,10 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
 [[nodiscard]] at::Tensor softmax(at::Tensor& scores_NV);
 // Like cross_entropy() of operations.h, except for a target outside the vocabulary. The device
 // decides the result of such a target. The sampler (data/sampler.h) refuses it.
-[[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N);
+[[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N,
+                                       std::int64_t tokens = 0);
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
-                            double gradient);
+                            double gradient, std::int64_t tokens = 0);
 
 // Rotates as apply_rope() of operations.h does. `cosine` and `sine` are those of the
 // tokens' positions: [T, K / 2], on x's device and of its accumulation_type.

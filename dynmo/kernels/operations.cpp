@@ -211,8 +211,7 @@ at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N, std
   const std::int64_t width = scores_NV.size(1);
   DYNMO_CHECK(targets_N.is_contiguous() && targets_N.numel() == rows, "{} targets, got {}", rows,
               targets_N.numel());
-  DYNMO_CHECK(scores_NV.is_cpu() || tokens == 0, "some of the tokens on the CPU alone");
-  if (!scores_NV.is_cpu()) return generic::cross_entropy(scores_NV, targets_N);
+  if (!scores_NV.is_cpu()) return generic::cross_entropy(scores_NV, targets_N, tokens);
   const auto* targets = data<std::int64_t>(targets_N);
   for (std::int64_t n = 0; n < rows; ++n) {
     DYNMO_CHECK(targets[n] >= 0 && targets[n] < width, "targets 0 to {}, got {}", width - 1,
@@ -229,7 +228,7 @@ at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N, std
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient, std::int64_t tokens) {
   if (!probabilities_NV.is_cpu()) {
-    return generic::cross_entropy_gradient(probabilities_NV, targets_N, gradient);
+    return generic::cross_entropy_gradient(probabilities_NV, targets_N, gradient, tokens);
   }
   const std::int64_t rows = probabilities_NV.size(0);
   for_element_of(probabilities_NV, [&](auto element) {

@@ -110,7 +110,9 @@ LayerState on_device(LayerState state, at::Device device) {
       if (tensor->defined()) *tensor = tensor->to(device);
     }
   }
-  for (Buffer& buffer : state.buffers) buffer.value = buffer.value.to(device);
+  for (Buffer& buffer : state.buffers) {
+    if (!buffer.on_host) buffer.value = buffer.value.to(device);
+  }
   return state;
 }
 

@@ -83,11 +83,13 @@ struct BufferSpec {
   std::string name;
   std::vector<std::int64_t> shape;
   at::ScalarType type = at::kFloat;
-  double initial = 0;  // of every element
+  double initial = 0;    // of every element
+  bool on_host = false;  // the host decides by it
 };
 struct Buffer {
   std::string name;
-  at::Tensor value;  // contiguous, on the device of the parameters
+  at::Tensor value;  // contiguous, on the device of the parameters, or on_host
+  bool on_host = false;
 };
 
 struct LayerState {

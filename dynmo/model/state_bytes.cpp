@@ -274,7 +274,7 @@ LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShap
     parameter.gradient = std::move(all[3 * count + i]);
   }
   for (const BufferSpec& spec : layer.buffers()) {
-    state.buffers.push_back({spec.name, at::empty(spec.shape, spec.type)});
+    state.buffers.push_back({spec.name, at::empty(spec.shape, spec.type), spec.on_host});
   }
   return state;
 }

@@ -103,7 +103,8 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       goes_on_(state_.controller || !state_.controller_state.is_null()),
       decisions_(controller_of(state_, model_, options_), grid_.positions(),
                  decisions_options(options_, grid_)),
-      device_messages_(grid_, options_.channels),
+      // The size of a message with rows is in host memory.
+      device_messages_(grid_, model::drops_rows(model_) ? nullptr : options_.channels),
       room_(whole_room(model_, options_.boundary_shape)) {
   const plan::Plan& plan = state_.plan;
   const auto valid = plan::validate(plan, static_cast<int>(model_.size()));

@@ -93,7 +93,10 @@ void StageMessages::send(const Action& action, model::Hidden value) {
   const bool forward = action.kind == ActionKind::kSendActivation;
   const transport::Member to = rank_of(action.stage.value + (forward ? 1 : -1));
   const transport::Tag tag = tag_of(action);
-  if (!by_device()) value.x = input_.staging.to_host(value.x);
+  if (!by_device()) {
+    value.rows = input_.staging.to_host_later(value.rows);  // complete with the next copy
+    value.x = input_.staging.to_host(value.x);
+  }
   const std::int64_t room = forward ? room_behind(action.stage) : 0;
   const std::size_t place = record(action);
   if (room == 0) {
@@ -200,6 +203,12 @@ Expected<model::Hidden> StageMessages::wait_for_rows(Key key, Message& message) 
   const StageId before(key.first.value - 1);
   const std::int64_t room = room_behind(before);
   model::Hidden hidden = unpacked(format_behind(before), room, message.tensor, message.second);
+  // From memory that the device reads by itself, without a wait.
+  for (at::Tensor* tensor : {&hidden.x, &hidden.rows}) {
+    if (input_.staging.device.is_cpu() || !tensor->defined()) continue;
+    *tensor = input_.staging.host_buffer(tensor->sizes(), tensor->scalar_type()).copy_(*tensor);
+  }
+  hidden.rows = input_.staging.to_device(hidden.rows);
   hidden.x = input_.staging.to_device(hidden.x);
   return hidden;
 }

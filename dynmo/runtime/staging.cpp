@@ -15,7 +15,9 @@ model::LayerState changed(model::LayerState state, Change change) {
       if (tensor->defined()) *tensor = change(*tensor);
     }
   }
-  for (model::Buffer& buffer : state.buffers) buffer.value = change(buffer.value);
+  for (model::Buffer& buffer : state.buffers) {
+    buffer.value = buffer.on_host ? buffer.value.clone() : change(buffer.value);
+  }
   return state;
 }
 

@@ -11,6 +11,7 @@
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/c10d/device_kinds.h"
 #include "dynmo/core/check.h"
+#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/launcher.h"
@@ -96,6 +97,8 @@ Expected<void> connect_devices(c10d::Group& group, const c10d::GroupOptions& gro
   const c10d::DeviceKind kind = c10d::device_kind(options.config.run.device);
   if (options.config.elastic.enabled) {
     nccl.why_not = "the ranks of an elastic run change";
+  } else if (options.config.sources.enabled<dynamism::EarlyExitOptions>()) {
+    nccl.why_not = "the number of rows changes";
   } else if (kind.connect == nullptr) {
     nccl.why_not = "the device has no channels";
   } else {

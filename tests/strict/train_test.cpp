@@ -54,7 +54,7 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   EXPECT_TRUE(validate(config));
   EXPECT_TRUE(on_device(config));
   EXPECT_EQ(identity(config), identity(cpu)) << "a run moves from one device to another";
-  for (const char* source : {"moe", "sparse_attention", "early_exit"}) {
+  for (const char* source : {"moe", "sparse_attention"}) {
     config::Config refused = config;
     refused.train.steps = 10'000;  // each source has something to do
     ASSERT_TRUE(apply_settings(refused, std::vector{fmt::format("{}.enabled=true", source)}));
@@ -65,6 +65,12 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
               std::string::npos)
         << valid.error().message;
   }
+  config::Config sliced = config;
+  ASSERT_TRUE(apply_settings(
+      sliced, std::vector<std::string>{"early_exit.enabled=true", "model.head_slices=2"}));
+  EXPECT_EQ(validate(sliced).error().message,
+            "model.head_slices is 2 and early_exit.enabled is true with run.device = strict: heads "
+            "of exits are whole there; wanted model.head_slices = 1");
   config.run.device = "gpu";
   EXPECT_EQ(validate(config).error().message,
             "run.device is 'gpu', wanted cpu, cuda, strict or emulated");

@@ -72,6 +72,24 @@ TEST(WaitsOfAStep, AreOneOnOneRank) {
   }
 }
 
+// The number of rows that leave decides shapes. While none can leave, nobody waits for it.
+TEST(WaitsOfAStep, AreOneMoreAnExitAndMicroBatch) {
+  RunOptions run{.steps = 8, .cut = {kLayers}};
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_early_exit_source(
+        {.survivors = 0.3, .exit_every = 1, .warm_up = 4, .ramp_steps = 1}));
+    return sources;
+  };
+  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+  std::size_t step = 0;
+  for (const Waits& waits : waits_by_step(run)) {
+    Waits expected = {{"synchronize device", 1}};
+    if (++step > 4) expected["aten::_local_scalar_dense"] = 2 * run.micro_batches;
+    EXPECT_EQ(waits, expected) << "step " << step;
+  }
+}
+
 // Without channels each message to another stage passes through host memory, and its sender waits.
 TEST(WaitsOfAStep, AreOneARankAndOneAMessageThroughHostMemory) {
   const RunOptions run{.steps = 6, .cut = {3, 2, 3}};

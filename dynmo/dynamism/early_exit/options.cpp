@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 
+#include "dynmo/core/device_names.h"
 #include "dynmo/core/effects.h"
 
 namespace dynmo::dynamism {
@@ -91,7 +92,13 @@ Expected<void> check(const EarlyExitOptions& options) {
   return check_key_values("early_exit", options);
 }
 
-Expected<void> check_training(const EarlyExitOptions& options, const TrainingSetting&) {
+Expected<void> check_training(const EarlyExitOptions& options, const TrainingSetting& setting) {
+  if (setting.head_slices > 1 && is_device_name(setting.device)) {
+    return make_error(ErrorCode::kBadInput,
+                      "model.head_slices is {} and early_exit.enabled is true with run.device = "
+                      "{}: heads of exits are whole there; wanted model.head_slices = 1",
+                      setting.head_slices, setting.device);
+  }
   if (options.exited != ExitedTokens::kRemoved) {
     return make_error(
         ErrorCode::kBadInput,

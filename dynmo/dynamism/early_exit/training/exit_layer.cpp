@@ -5,13 +5,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/exit_parts_impl.h"
+#include "dynmo/dynamism/early_exit/training/exit_scores_impl.h"
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/hand_written.h"
@@ -117,7 +117,11 @@ class ExitLayer final : public model::ForwardingLayer {
     model::Output output = inner().forward(inner_state(state), input, context,
                                            stash == nullptr ? nullptr : &saved->inner);
     saved->shape = output.hidden.x.sizes().vec();
-    leave(state, input, context, output, *saved, stash != nullptr);
+    if (output.hidden.x.is_cpu()) {
+      leave(state, input, context, output, *saved, stash != nullptr);
+    } else {
+      leave_on_device(state, input, context, output, *saved, stash != nullptr);
+    }
     if (stash != nullptr) *stash = std::move(saved);
     return output;
   }
@@ -254,6 +258,102 @@ class ExitLayer final : public model::ForwardingLayer {
     output.figures.insert(output.figures.end(), own.begin(), own.end());
   }
 
+  // Like leave(), on a device. Its figures behind the first two are later ones.
+  void leave_on_device(const model::LayerState& state, const model::Hidden& input,
+                       const model::LayerContext& context, model::Output& output, SavedExit& saved,
+                       bool learns) const {
+    const bool training = context.pass == model::Pass::kTraining;
+    const ExitQuestion question =
+        question_of(state.buffers[inner_buffers_], context.pass, options_);
+    const Tensor y_ND = model::rows(output.hidden.x);
+    const std::int64_t N = y_ND.size(0);
+    DYNMO_CHECK(context.targets_BT.defined() && !output.later_figures.defined(),
+                "{} with targets, and an inner layer without later figures", name());
+    const auto tokens = static_cast<double>(context.targets_BT.numel());
+    const at::ScalarType wide = kernels::accumulation_type(y_ND.scalar_type());
+    Tensor term = at::zeros({}, y_ND.options().dtype(wide));
+    ScoresOnDevice scores;
+    Tensor confidence_N;
+    std::int64_t left = 0;
+    if ((question.asks || question.teaches) && N > 0) {
+      const Tensor inverse_N1 = kernels::rstd(y_ND, kExitEpsilon);
+      const Tensor n_ND = kernels::rms_norm(y_ND, inverse_N1, model::value(state, norm()));
+      const Tensor targets_N = model::targets_of(output.hidden, context);
+      const auto score = [&](const Tensor& n_MD, const Tensor& targets_M) {
+        return scores_on_device(model::times(state.parameters[head()], n_MD), targets_M);
+      };
+      const bool all = question.teaches || (training && classifies()) ||
+                       options_.confidence == ExitConfidence::kGap;
+      if (all) scores = score(n_ND, targets_N);
+      Tensor odds_N1;
+      if (classifies()) odds_N1 = odds(state, classifier(), n_ND);
+      if (question.asks) {
+        confidence_N = scores.gap_M;
+        if (classifies()) confidence_N = odds_N1.squeeze(1);
+        if (options_.confidence == ExitConfidence::kSimilarity) {
+          confidence_N = similarity(model::rows(input.x), y_ND);
+        }
+      }
+      RowsByLeaving rows;
+      if (!question.never()) {
+        rows = divide_by(confidence_N, question.threshold);
+        left = rows.left.numel();
+      }
+      if (left > 0) {
+        if (!all) {
+          scores = score(n_ND.index_select(0, rows.left), targets_N.index_select(0, rows.left));
+        }
+        const Tensor loss_L = all ? scores.loss_M.index_select(0, rows.left) : scores.loss_M;
+        term = loss_L.sum().div_(tokens).to(wide);
+        saved.stay = rows.stay;
+        const Tensor rows_N = output.hidden.rows.defined()
+                                  ? output.hidden.rows
+                                  : at::arange(N, y_ND.options().dtype(at::kInt));
+        output.hidden = {y_ND.index_select(0, rows.stay), rows_N.index_select(0, rows.stay)};
+      }
+      if (training && learns) {
+        save_on_device(context, all, rows.left, y_ND, inverse_N1, targets_N, scores, odds_N1,
+                       saved);
+      }
+    }
+    output.loss = output.loss.defined() ? output.loss + term : term;
+    if (!training) return;
+    output.figures.resize(inner_figures_, 0.0);
+    output.figures.insert(output.figures.end(),
+                          {static_cast<double>(N), static_cast<double>(left)});
+    output.later_figures = figures_on_device(scores, confidence_N, y_ND.device());
+  }
+
+  // Like save(). `left` may be undefined.
+  void save_on_device(const model::LayerContext& context, bool all, const Tensor& left,
+                      const Tensor& y_ND, const Tensor& inverse_N1, const Tensor& targets_N,
+                      const ScoresOnDevice& scores, const Tensor& odds_N1, SavedExit& saved) const {
+    const bool some = left.defined() && left.numel() > 0;
+    const bool from_all = all && (options_.loss > 0 || classifies());
+    if (!from_all && !some) return;
+    const double share = context.loss_weight / static_cast<double>(context.targets_BT.numel());
+    const auto wide = scores.probabilities_MV.options();
+    if (from_all) {
+      saved.y_MD = y_ND;
+      saved.inverse_M1 = inverse_N1;
+      saved.scores_MV = scores.probabilities_MV;
+      saved.targets_M = targets_N;
+      saved.weights_M1 = at::full({y_ND.size(0), 1}, options_.loss * share, wide);
+      if (some) saved.weights_M1.index_fill_(0, left, share);
+      if (classifies()) {
+        saved.odds_M1 =
+            (odds_N1 - scores.right_M.unsqueeze(1).to(odds_N1.scalar_type())).mul_(share);
+      }
+      return;
+    }
+    saved.learn = left;
+    saved.y_MD = y_ND.index_select(0, left);
+    saved.inverse_M1 = inverse_N1.index_select(0, left);
+    saved.scores_MV = all ? scores.probabilities_MV.index_select(0, left) : scores.probabilities_MV;
+    saved.targets_M = targets_N.index_select(0, left);
+    saved.weights_M1 = at::full({left.numel(), 1}, share, wide);
+  }
+
   // `raw`: scores before softmax, where there are no targets.
   [[nodiscard]] Scored score(const model::LayerState& state, const Tensor& n_MD,
                              const Tensor& targets_M, Tensor& raw_MV) const {
@@ -349,25 +449,6 @@ class ExitLayer final : public model::ForwardingLayer {
   std::size_t inner_figures_;
 };
 
-// Lower ends of the bins: 0, then 2^-16 to 1/2 in steps of sqrt(2), and their mirror image.
-std::array<double, kExitBins> make_edges() {
-  std::array<double, kExitBins> edges{};
-  constexpr int kHalf = kExitBins / 2;
-  double edge = 0.5;
-  for (int i = 0; i < kHalf; ++i) {
-    edges[static_cast<std::size_t>(kHalf - i)] = edge;
-    edges[static_cast<std::size_t>(kHalf + i)] = 1 - edge;
-    edge *= std::sqrt(0.5);
-  }
-  edges[0] = 0;
-  return edges;
-}
-
-const std::array<double, kExitBins>& edges() {
-  static const std::array<double, kExitBins> kEdges = make_edges();
-  return kEdges;
-}
-
 }  // namespace
 
 std::shared_ptr<const model::Layer> exit_layer(std::shared_ptr<const model::Layer> inner,
@@ -404,32 +485,6 @@ model::LayerState without_leaving(model::LayerState state) {
     if (buffer.name == kThreshold) buffer.value = at::full_like(buffer.value, kNeverLeaves);
   }
   return state;
-}
-
-int exit_bin(double confidence) {
-  if (!(confidence > 0)) return 0;  // NaN, too
-  const auto above = std::upper_bound(edges().begin() + 1, edges().end(), confidence);
-  return static_cast<int>(above - edges().begin()) - 1;
-}
-
-float threshold_for(const std::vector<double>& counts, double share) {
-  DYNMO_CHECK(std::ssize(counts) == kExitBins, "{} counts, got {}", kExitBins, counts.size());
-  double all = 0;
-  for (const double count : counts) all += count;
-  const double wanted = share * all;
-  if (!(wanted > 0)) return kNeverLeaves;
-  double above = 0;
-  for (std::size_t bin = counts.size(); bin-- > 0;) {
-    if (counts[bin] == 0 || above + counts[bin] < wanted) {
-      above += counts[bin];
-      continue;
-    }
-    const double low = edges()[bin];
-    const double high = bin + 1 < counts.size() ? edges()[bin + 1] : 1;
-    const double inside = (wanted - above) / counts[bin];
-    return static_cast<float>(high - inside * (high - low));
-  }
-  return 0;
 }
 
 }  // namespace dynmo::dynamism

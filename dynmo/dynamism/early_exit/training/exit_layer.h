@@ -74,6 +74,8 @@ inline constexpr int kExitFigures = kExitCounts + kExitBins;
 // Returns the bin of a confidence. Bins are finer near 0 and 1: two for each octave of the
 // distance.
 [[nodiscard]] int exit_bin(double confidence);
+// Returns the number of confidences in each bin, fp64. Does not wait for a device.
+[[nodiscard]] at::Tensor exit_bin_counts(const at::Tensor& confidence_N);
 // Returns the threshold that `share` of the counted confidences exceed, by linear interpolation
 // within a bin. Returns kNeverLeaves if the share, or the count, is 0.
 [[nodiscard]] float threshold_for(const std::vector<double>& counts, double share);

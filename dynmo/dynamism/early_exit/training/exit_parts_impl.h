@@ -38,7 +38,7 @@ inline void add_classifier(std::int64_t hidden, std::vector<model::ParameterSpec
 }
 
 inline model::BufferSpec threshold_buffer() {
-  return {.name = kThreshold, .shape = {1}, .initial = kNeverLeaves};
+  return {.name = kThreshold, .shape = {1}, .initial = kNeverLeaves, .on_host = true};
 }
 
 inline void add_exit_figures(std::vector<std::string>& names) {
