@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Optional, Union
@@ -26,6 +25,7 @@ from .record import Record
 from .reduction import Reduced, Reduction
 from .sequence import INPUT, TARGET, Between, Sequential
 from .step import Step
+from .updates import Updates
 
 PlanLike = Union[CorePlan, Mapping[str, Any]]
 
@@ -87,7 +87,6 @@ class Pipeline:
         self.reduced = Reduced()  # of the newest step
         self._programs: dict[Any, Program] = {}
         self._rounds = 0  # of this step
-        self._versions: dict[str, int] = {}
         self._schedule_s = 0.0
         self._balancer: Optional[Balancer] = None
         if balance and (self._ranks.size > 1 or run is not None):
@@ -109,8 +108,8 @@ class Pipeline:
         self._searches = balance and balancer == "search"
         self._checked_apart = False  # also with I and W apart
         self._kinds: dict[str, set[str]] = {}  # of the batches that were checked
-        if optimizer is not None:
-            self._watch(optimizer)
+        self._updates = Updates(self._split, self._ranks, optimizer)
+        self._updates.times = self._balancer.times if self._balancer is not None else None
 
     @property
     def rank(self) -> int:
@@ -159,7 +158,7 @@ class Pipeline:
         add_ties(self._split, self._ranks, self.plan.owners)
         self._rounds = 0
         self.steps += 1
-        self._note_versions()
+        self._updates.note()
         return loss
 
     def accumulate(self, *pair: Any, **batch: Any) -> Tensor:
@@ -184,7 +183,7 @@ class Pipeline:
         """torch.nn.utils.clip_grad_norm_ of all the model's parameters, of which a rank has a part; the same bits."""
         total = self._clip(self.plan.owners, float(max_norm), float(norm_type), error_if_nonfinite)
         self._clip.scale(self._owned(), total, float(max_norm))
-        self._note_versions()
+        self._updates.note()
         return total
 
     # --- Balancing. ---
@@ -380,7 +379,7 @@ class Pipeline:
         """Sums of the step before would be summed again."""
         for layer in self._split.layers:
             for name, parameter in layer.parameters.items():
-                if parameter.grad is not None and self._versions.get(name) == parameter.grad._version:
+                if self._updates.kept(name, parameter):
                     raise BadInputError(
                         f"the gradient of {name} is still there from the step before, wanted zero_grad() between two steps; for more batches "
                         "a step use accumulation=N"
@@ -452,47 +451,6 @@ class Pipeline:
         if moved.done:
             self.plan = plan
         return moved
-
-    # --- torch's clip_grad_norm_ would see a rank's part of the model only. ---
-
-    def _note_versions(self) -> None:
-        self._versions = {
-            name: parameter.grad._version
-            for layer in self._split.layers
-            for name, parameter in layer.parameters.items()
-            if parameter.grad is not None
-        }
-
-    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
-        own = weakref.ref(self)
-
-        def before(*_: Any) -> None:
-            pipeline = own()
-            if pipeline is not None:
-                pipeline._before_update()
-
-        def after(*_: Any) -> None:
-            pipeline = own()
-            if pipeline is not None and pipeline._balancer is not None:
-                pipeline._balancer.times.end_update()
-
-        optimizer.register_step_pre_hook(before)
-        optimizer.register_step_post_hook(after)
-
-    def _before_update(self) -> None:
-        if self._balancer is not None:
-            self._balancer.times.begin_update()
-        if checks.called_by_scaler():
-            raise BadInputError("optimizer: a GradScaler steps it, but step() scales no loss, wanted none; train in bfloat16 or float32")
-        if self.ranks == 1:
-            return
-        for layer in self._split.layers:
-            for name, parameter in layer.parameters.items():
-                if parameter.grad is not None and self._versions.get(name, parameter.grad._version) != parameter.grad._version:
-                    raise BadInputError(
-                        f"the gradient of {name} has changed since step(): torch's clip_grad_norm_ sees this rank's part of the "
-                        "model only; call pipe.clip_grad_norm_() instead"
-                    )
 
 
 def _document(plan: PlanLike) -> Mapping[str, Any]:
