@@ -12,6 +12,7 @@ from .live import Move
 from .move import Moved
 from .pipeline import Pipeline
 from .reduction import Reduced
+from .survival import Recovery, Survivor
 
 if TYPE_CHECKING:
     from .trainer import PipelineTrainer as PipelineTrainer
@@ -26,4 +27,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Advice", "Adviser", "Move", "Moved", "Pipeline", "Reduced"]
+__all__ = ["Advice", "Adviser", "Move", "Moved", "Pipeline", "Recovery", "Reduced", "Survivor"]

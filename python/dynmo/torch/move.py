@@ -48,18 +48,11 @@ class Mover:
         """Carries the layers from `old` to `new`; `keep` leaves them here, too. Not done where a rank found other bytes than were sent."""
         start = perf_counter()
         before, after = old.owners, new.owners
-        changed = [layer for layer in range(len(before)) if before[layer] != after[layer]]
-        contents = {
-            layer: state.content_of(self._split.layers[layer], self._optimizer)
-            for layer in changed
-            if before[layer] == self._ranks.rank
-        }
-        heads = self._agree(new, {layer: state.head_of(content) for layer, content in contents.items()}, changed)
-        arrived = self._exchange(before, after, changed, contents, heads)
+        arrived, heads = self.copy(before, after, new)
+        changed = tuple(heads)
         if not self._vote(arrived is not None):
-            return Moved(0, perf_counter() - start, tuple(changed), False)
+            return Moved(0, perf_counter() - start, changed, False)
         assert arrived is not None
-        contents.clear()
         for layer in changed:
             if before[layer] == self._ranks.rank:
                 if not keep:
@@ -67,7 +60,20 @@ class Mover:
             elif after[layer] == self._ranks.rank:
                 state.take_in(self._split.layers[layer], self._optimizer, arrived[layer])
         size = sum(heads[layer].payload for layer in changed)
-        return Moved(size, perf_counter() - start, tuple(changed), True)
+        return Moved(size, perf_counter() - start, changed, True)
+
+    def copy(
+        self, before: list[int], after: list[int], plan: Plan
+    ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
+        """Copies layers of the ranks `before` to those `after`; what has arrived here, None where a digest differs; heads of all that moved."""
+        changed = [layer for layer in range(len(before)) if before[layer] != after[layer]]
+        contents = {
+            layer: state.content_of(self._split.layers[layer], self._optimizer)
+            for layer in changed
+            if before[layer] == self._ranks.rank
+        }
+        heads = self._agree(plan, {layer: state.head_of(content) for layer, content in contents.items()}, changed)
+        return self._exchange(before, after, changed, contents, heads), {layer: heads[layer] for layer in changed}
 
     def _agree(self, new: Plan, own: dict[int, state.Head], changed: list[int]) -> dict[int, state.Head]:
         """What every moving layer holds, told to all; refused where ranks have other plans or a layer cannot be moved."""

@@ -88,12 +88,10 @@ class Pipeline:
         self._programs: dict[Any, Program] = {}
         self._rounds = 0  # of this step
         self._schedule_s = 0.0
+        self._balancing = {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps, "balancer": balancer}
         self._balancer: Optional[Balancer] = None
         if balance and (self._ranks.size > 1 or run is not None):
-            self._balancer = Balancer(
-                self._split, self._ranks.size,
-                {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps, "balancer": balancer},
-            )
+            self._balancer = Balancer(self._split, self._ranks.size, self._balancing)
         self._record: Optional[Record] = None
         if run is not None:
             self._record = self._ranks.attempt(
@@ -105,6 +103,7 @@ class Pipeline:
         start.untie_optimizer(self._split, optimizer)
         # The first batch is checked against the whole model, so layers of other ranks stay until then.
         self._whole = True
+        self._saved: Optional[saving.Path] = None  # the newest checkpoint
         self._searches = balance and balancer == "search"
         self._checked_apart = False  # also with I and W apart
         self._kinds: dict[str, set[str]] = {}  # of the batches that were checked
@@ -264,12 +263,23 @@ class Pipeline:
     def save(self, folder: saving.Path) -> None:
         """Writes a checkpoint with torch.distributed.checkpoint; called by all ranks."""
         saving.save(folder, self.state_dict(), self._ranks)
+        self._saved = folder
 
     def load(self, folder: saving.Path) -> None:
         """Reads a checkpoint, which any number of ranks may have written; called by all ranks."""
         self.load_state_dict(saving.load(folder, self._split, self._ranks, self.plan.owners, self.optimizer))
 
     # --- Inside. ---
+
+    def _go_on(self, plan: Plan, steps: int) -> None:
+        """Begins again before step `steps`, on the ranks that are left, which hold the layers as `plan` says."""
+        self.plan, self.steps, self._rounds = plan, steps, 0
+        self._programs.clear()
+        self._updates.forget()
+        self.marks.reset()
+        if self._balancer is not None:
+            self._balancer = Balancer(self._split, self._ranks.size, self._balancing)
+            self._updates.times = self._balancer.times
 
     def _batch(self, pair: tuple[Any, ...], batch: dict[str, Any]) -> batches.Batch:
         if isinstance(self._split, Sequential):

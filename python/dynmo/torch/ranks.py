@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import BadInputError, RankLostError
+from .sockets import Sockets
 
 Result = TypeVar("Result")
 Replicas = Union[int, DeviceMesh]
@@ -86,13 +87,17 @@ class Ranks:
         self._agreed: Optional[BaseException] = None  # the newest refusal that every rank has
         self._key = f"{REFUSED_KEY}/{next(_numbers)}"  # ranks make their groups alike
         self._began = False  # torch.distributed, for all of the process
+        self._timeout_s = timeout_s
+        self._sockets = Sockets()
+        self.survives = False  # whether others find out who is lost
         _OPEN.add(self)
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group("gloo")
             self._began = True
         if dist.is_initialized() and dist.get_world_size() > 1:
             self.number, self.world = self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            with self._sockets.opening():
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
             self._places = self.gather((socket.gethostname(), os.getpid()))
         self._layout = [list(range(self.world))]  # numbers by replica and position
 
@@ -118,6 +123,40 @@ class Ranks:
         if group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # somebody has ended it with all others, and begun anew
                 dist.destroy_process_group(None if self._began else group)
+
+    @property
+    def group(self) -> Optional[dist.ProcessGroup]:
+        return self._group
+
+    def abort(self) -> None:
+        """Ends the connections of the group, from any thread; calls that wait for a rank raise."""
+        self._sockets.shut_down()
+
+    def reform(self, number: int, world: int, address: str, port: int, name: str, timeout_s: float) -> None:
+        """Begins torch.distributed again, as `number` of `world`, who meet at a store and call this alike. One replica."""
+        self.drop()
+        self._began = True
+        self._key = f"{REFUSED_KEY}/{name}"
+        limit = timedelta(seconds=min(timeout_s, self._timeout_s))
+        self._lost = self._refused = ""
+
+        def begin() -> None:
+            with self._sockets.opening():
+                store = dist.TCPStore(address, port, None, is_master=False, timeout=limit)
+                dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=number, world_size=world, timeout=limit)
+                self._group = dist.new_group(backend="gloo", timeout=limit) if world > 1 else None
+
+        self.guard(begin)
+        self.number, self.world = self.rank, self.size = number, world
+        self._layout = [list(range(world))]
+
+    def drop(self) -> None:
+        """Ends the group, and torch.distributed with all groups of the process."""
+        for work in list(self._works):
+            work.drop()
+        self._group = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     # --- Messages. ---
 
@@ -247,7 +286,7 @@ class Ranks:
             if self._refused:
                 self._disconnect(error)
                 raise BadInputError(self._refused) from error
-            lost = self._find_lost(peer)
+            lost = None if self.survives else self._find_lost(peer)
             why = str(error).replace("\n", " ")[:200]
             self._lost = (
                 f"rank {self.number}: rank {lost} is lost ({why}); start again from the newest checkpoint"

@@ -138,7 +138,7 @@ def save(folder: Path, found: dict[str, Any], ranks: Ranks) -> None:
     """Writes a checkpoint of torch.distributed.checkpoint."""
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
-    write(found, checkpoint_id=folder, no_dist=ranks.world == 1)
+    write(found, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.world == 1)
 
 
 def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer]) -> dict[str, Any]:
@@ -165,5 +165,5 @@ def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer:
             target[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
         else:
             target[name] = None
-    read(target, checkpoint_id=folder, no_dist=ranks.world == 1)
+    read(target, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.world == 1)
     return target

@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Optional
 
 import torch
@@ -152,7 +153,7 @@ def _bytes(layer: Layer) -> int:
 def _times(split: Split) -> list[tuple[float, float]]:
     """Forward and backward of each layer: measured on a few tokens, or by parameters."""
     if not isinstance(split, Decoder):
-        return [(1e-9 * (_bytes(layer) + 1), 2e-9 * (_bytes(layer) + 1)) for layer in split.layers]
+        return _by_parameters(split)
     batch = selfcheck.sample_batch(split.module)
     best: list[tuple[float, float]] = []
     for _ in range(3):
@@ -161,6 +162,10 @@ def _times(split: Split) -> list[tuple[float, float]]:
         now = list(zip(marks.forward_s, marks.backward_s))
         best = now if not best else [(min(f, g), min(b, c)) for (f, b), (g, c) in zip(best, now)]
     return best
+
+
+def _by_parameters(split: Split) -> list[tuple[float, float]]:
+    return [(1e-9 * (_bytes(layer) + 1), 2e-9 * (_bytes(layer) + 1)) for layer in split.layers]
 
 
 def forward_backward(split: Split, batch: Mapping[str, Any], marks: Marks) -> None:
@@ -201,9 +206,24 @@ def first_plan(
         raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)}")
     times = ranks.attempt("model: its first measurement", lambda: (_times(split) if ranks.number == 0 else [], {}))
     costs = profile_of(split, ranks.gather(times)[0])
-    used = min(ranks.size, len(split.layers))
-    balancer = "search" if schedule == "adaptive" else "optimal"
-    planned = make_plan(costs, ranks=used, micro_batches=micro_batches, balancer=balancer, schedule=schedule)
-    plan = read_plan({**planned.document, "ranks": ranks.size}, ranks.size, len(split.layers))
+    plan = _planned(costs, ranks.size, micro_batches, schedule)
     ranks.agree({"first plan": plan.cut})  # processors may differ in a last bit
     return plan
+
+
+def next_plan(split: Split, ranks: Ranks, micro_batches: int, old: Plan, measured: Optional[dict[str, Any]]) -> Plan:
+    """The planner's plan for the ranks that are left, by the costs that rank 0 has measured, else by parameters."""
+    costs = ranks.gather(measured)[0] or profile_of(split, _by_parameters(split))
+    try:
+        plan = _planned(costs, ranks.size, micro_batches, old.schedule)
+    except BadInputError:
+        plan = _planned(costs, ranks.size, micro_batches, "1f1b")  # the kind does not go with this number of ranks
+    ranks.agree({"plan after a loss": plan.cut})
+    return replace(plan, generation=old.generation + 1)
+
+
+def _planned(costs: Mapping[str, Any], size: int, micro_batches: int, schedule: str) -> Plan:
+    balancer = "search" if schedule == "adaptive" else "optimal"
+    layers = len(costs["layers"])
+    planned = make_plan(costs, ranks=min(size, layers), micro_batches=micro_batches, balancer=balancer, schedule=schedule)
+    return read_plan({**planned.document, "ranks": size}, size, layers)

@@ -6,6 +6,7 @@ dictionary of parameters stay valid. Only `optimizer.state[parameter]` is taken 
 """
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -143,3 +144,20 @@ def take_in(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: C
     for (name, key), value in [*content.tensors.items(), *content.values.items()]:
         if key != "":
             optimizer.state[layer.parameters[name]][key] = value
+
+
+def clone_of(content: Content) -> Content:
+    """A copy that shares no memory."""
+    return Content({key: tensor.clone() for key, tensor in content.tensors.items()}, copy.deepcopy(content.values))
+
+
+def put_back(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content) -> None:
+    """Gives a layer, which may be here or not, a copy of what it once held."""
+    copied = clone_of(content)
+    for name, parameter in layer.parameters.items():
+        if optimizer is not None:
+            optimizer.state.pop(parameter, None)
+        if parameter.device.type != "meta":
+            with torch.no_grad():
+                parameter.copy_(copied.tensors.pop((name, "")))
+    take_in(layer, optimizer, copied)

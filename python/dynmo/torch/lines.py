@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection from every rank to every other, beside the group: tells at once who has ended, and carries what survivors agree on.
+
+A thread sends a beat on each line. A line that is closed says that the process has ended; one without beats, that it is stopped.
+Members have the number that they had as ranks at the start; it is never used again.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import selectors
+import socket
+import threading
+import time
+from typing import Any, Optional
+
+from ..errors import BadInputError
+from .ranks import Ranks
+from .sockets import own_address
+
+BEAT_S = 0.2
+CONNECT_S = 60.0
+SEND_S = 5.0
+ENDED, SILENT = "has ended", "is silent"
+
+
+class Lines:
+    """Opened by all ranks together. Every method may be called by any thread."""
+
+    def __init__(self, ranks: Ranks, silence_s: float) -> None:
+        self.member, self.members = ranks.number, list(range(ranks.world))
+        self.changed = threading.Condition(threading.RLock())
+        self.lost: dict[int, str] = {}  # why, by member
+        self.ready: dict[int, int] = {}  # by member the newest generation that it has left
+        self.form: Optional[dict[str, Any]] = None  # the newest group that a leader has called
+        self.done: set[int] = set()  # members that have finished training
+        self.left_out = False
+        self._ranks, self._silence_s = ranks, silence_s
+        self._generation: Optional[int] = 0  # of the group in force; None while there is none
+        self._alarmed = self._closing = False
+        self._lines: dict[int, socket.socket] = {}
+        self._heard: dict[int, float] = {}
+        self._parts: dict[int, bytes] = {}
+        self._selector = selectors.DefaultSelector()
+        self._connect()
+        self._ticked = self._beaten = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="dynmo lines", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> list[int]:
+        """The members of the group that are not lost."""
+        return [member for member in self.members if member not in self.lost]
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether the group in force cannot go on: a member is lost, or has left it."""
+        return self._alarmed
+
+    def enter(self, generation: int, members: list[int]) -> None:
+        """Watches a group. If a member is lost or leaves, its connections are ended, so that no rank waits on."""
+        with self.changed:
+            self._generation, self.members = generation, members
+            self._alarmed = any(member in self.lost or self.ready.get(member, -1) >= generation for member in members)
+
+    def leave(self) -> int:
+        """Leaves the group in force; returns its generation."""
+        with self.changed:
+            generation, self._generation = self._generation, None
+            self._alarmed = False
+            assert generation is not None
+            return generation
+
+    def say(self, **facts: Any) -> None:
+        """Tells all members that are not lost."""
+        with self.changed:
+            for member in list(self._lines):
+                self._send(member, json.dumps(facts).encode() + b"\n")
+
+    def leave_out(self, member: int) -> None:
+        """Counts a member that does not answer as lost, and tells it so."""
+        with self.changed:
+            if member in self._lines:
+                self._send(member, json.dumps({"out": True}).encode() + b"\n")
+                self._lose(member, SILENT)
+
+    def close(self, done: bool) -> None:
+        """Ends the lines; others see a loss unless this member is `done`."""
+        with self.changed:
+            self._generation, self._alarmed = None, False
+            if done:
+                self.say(done=True)
+            self._closing = True
+        self._thread.join()
+        for line in self._lines.values():
+            line.close()
+        self._selector.close()
+
+    # --- Inside. ---
+
+    def _connect(self) -> None:
+        address = own_address()
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+            token = secrets.token_hex(8)
+            told = self._ranks.gather((address, listener.getsockname()[1], token))
+            self._ranks.attempt("Survivor: its connections", lambda: (self._meet(listener, told, token.encode()), {}))
+
+    def _meet(self, listener: socket.socket, told: list[Any], token: bytes) -> None:
+        deadline = time.monotonic() + CONNECT_S
+        for member, (address, port, key) in enumerate(told[: self.member]):
+            line = socket.create_connection((address, port), CONNECT_S)
+            line.sendall(key.encode() + b"%8d" % self.member)
+            self._add(member, line)
+        while len(self._lines) < len(told) - 1:
+            listener.settimeout(max(0.01, deadline - time.monotonic()))
+            line, _ = listener.accept()
+            line.settimeout(SEND_S)
+            hello = line.recv(len(token) + 8, socket.MSG_WAITALL)
+            if len(hello) != len(token) + 8 or not secrets.compare_digest(hello[: len(token)], token):
+                line.close()
+                continue
+            self._add(int(hello[len(token) :]), line)
+
+    def _add(self, member: int, line: socket.socket) -> None:
+        line.settimeout(SEND_S)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines[member], self._parts[member], self._heard[member] = line, b"", time.monotonic()
+        self._selector.register(line, selectors.EVENT_READ, member)
+
+    def _run(self) -> None:
+        while not self._closing:
+            events = self._selector.select(BEAT_S)
+            with self.changed:
+                now = time.monotonic()
+                if now - self._ticked > self._silence_s / 2:  # this process stood still, not the others
+                    self._heard = dict.fromkeys(self._heard, now)
+                self._ticked = now
+                for key, _ in events:
+                    self._read(key.data, now)
+                if now - self._beaten >= BEAT_S:
+                    self._beaten = now
+                    for member in list(self._lines):
+                        self._send(member, b"\n")
+                for member in [member for member in self._lines if now - self._heard[member] > self._silence_s]:
+                    self.leave_out(member)
+                self.changed.notify_all()
+                if self._alarmed:  # again with each beat: connections may have been opened since
+                    self._ranks.abort()
+
+    def _read(self, member: int, now: float) -> None:
+        if member not in self._lines:
+            return
+        try:
+            found = self._lines[member].recv(1 << 16)
+        except OSError:
+            found = b""
+        if not found:
+            self._lose(member, ENDED)
+            return
+        self._heard[member] = now
+        *texts, self._parts[member] = (self._parts[member] + found).split(b"\n")
+        for text in filter(None, texts):
+            self._take(member, json.loads(text))
+
+    def _take(self, member: int, facts: dict[str, Any]) -> None:
+        if "out" in facts:
+            self.left_out = self._alarmed = True
+        if "done" in facts:
+            self.done.add(member)
+        if "left" in facts:
+            self.ready[member] = max(self.ready.get(member, -1), facts["left"])
+            if self._generation is not None and self.ready[member] >= self._generation:
+                self._alarmed = True
+        if "form" in facts and (self.form is None or facts["form"] > self.form["form"]):
+            self.form = facts
+
+    def _send(self, member: int, text: bytes) -> None:
+        try:
+            self._lines[member].sendall(text)
+        except OSError:
+            self._lose(member, ENDED)
+
+    def _lose(self, member: int, why: str) -> None:
+        line = self._lines.pop(member, None)
+        if line is None:
+            return
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(line)
+        line.close()
+        if member in self.done:
+            return
+        self.lost[member] = why
+        if self._generation is not None and member in self.members:
+            self._alarmed = True
+        self.changed.notify_all()
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    if not seconds > 0:
+        raise BadInputError(f"{name}={seconds}, wanted more than 0 seconds")

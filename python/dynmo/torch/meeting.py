@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who goes on after a loss: the survivors leave their group, and the lowest of them calls the next one.
+
+Every survivor says which generation it has left. The lowest waits until all that live have said so, opens a store in its own process,
+and calls a group of a higher generation. Whoever cannot enter it leaves that generation, too, and all meet again.
+"""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Optional
+
+import torch.distributed as dist
+
+from .lines import ENDED, Lines
+from .sockets import own_address
+
+
+@dataclass
+class Meeting:
+    """A group to form: its members in the order of their new numbers, and where they meet."""
+
+    generation: int
+    members: list[int]
+    address: str
+    port: int
+    store: Any = None  # at the leader, in whose process it lies
+
+
+def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
+    """Waits for the next group; or says why this process cannot be in one."""
+    deadline = time.monotonic() + limit_s
+    with lines.changed:
+        lines.say(left=left)
+        while True:
+            if end := _reason_to_end(lines):
+                return end
+            alive = lines.alive
+            newest = max([lines.ready.get(member, -1) for member in alive], default=-1)
+            form = lines.form
+            if form is not None and form["form"] > max(left, newest):
+                if form["members"] == alive:
+                    return Meeting(form["form"], alive, *form["address"])
+                newest = form["form"]  # a member is lost since
+            if newest > left:
+                left = newest
+                lines.say(left=left)
+            late = [member for member in alive if member != lines.member and lines.ready.get(member, -1) < left]
+            if alive[0] == lines.member and not late:
+                return _call(lines, left + 1, alive)
+            if time.monotonic() > deadline:
+                deadline = time.monotonic() + limit_s
+                for member in late or alive[:1]:
+                    lines.leave_out(member)
+            lines.changed.wait(max(0.01, deadline - time.monotonic()))
+
+
+def _call(lines: Lines, generation: int, alive: list[int]) -> Meeting:
+    address = own_address()
+    store = dist.TCPStore(address, 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    lines.say(form=generation, members=alive, address=[address, store.port])
+    return Meeting(generation, alive, address, store.port, store)
+
+
+def _reason_to_end(lines: Lines) -> Optional[str]:
+    """Why this process must not go on: others may go on without it."""
+    if lines.left_out:
+        return "the others went on without this rank, which had not answered"
+    voters = [member for member in lines.members if lines.lost.get(member) != ENDED]
+    if len(voters) > len(lines.alive) and 2 * len(lines.alive) <= len(voters):
+        silent = ", ".join(str(member) for member in voters if member in lines.lost)
+        return f"rank {silent} does not answer, and may go on without this one"
+    return None

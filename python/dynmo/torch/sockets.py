@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections of a group, to be ended from any thread: Gloo has no call for it, and a call that waits for a peer waits on.
+
+A connection is known by its inode. Those that another thread opens in the same moment are taken for the group's.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+Inode = tuple[int, int]
+
+
+def own_address() -> str:
+    """The address of this host at which other ranks reach it."""
+    master = os.environ.get("MASTER_ADDR")
+    if master is None:
+        return socket.gethostbyname(socket.gethostname())
+    family, kind, protocol, _, place = socket.getaddrinfo(master, int(os.environ.get("MASTER_PORT", "1")), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+class Sockets:
+    """What was opened in `opening()`. `shut_down` may be called by another thread, also meanwhile."""
+
+    def __init__(self) -> None:
+        self._before: set[Inode] = set()
+        self._opened: set[Inode] = set()
+        self._opening = False
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Connections that are opened inside, and are there at its end, are those of the group."""
+        self._before, self._opened, self._opening = {inode for _, inode in _open_sockets()}, set(), True
+        try:
+            yield
+        finally:
+            self._opened = {inode for _, inode in _open_sockets()} - self._before
+            self._opening = False
+
+    def shut_down(self) -> None:
+        """Ends the connections. Sockets that listen stay: Gloo's thread ends the process where they fail."""
+        for number, inode in _open_sockets():
+            if inode in self._opened or self._opening and inode not in self._before:
+                with contextlib.suppress(OSError):
+                    _end(os.dup(number), inode)
+
+
+def _end(copy: int, inode: Inode) -> None:
+    """Shuts down what a copy of a descriptor refers to, unless the descriptor was closed and opened again."""
+    if _inode(copy) != inode:
+        os.close(copy)
+        return
+    with socket.socket(fileno=copy) as connection:
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.getpeername()
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _inode(number: int) -> Inode:
+    found = os.fstat(number)
+    return found.st_dev, found.st_ino
+
+
+def _open_sockets() -> list[tuple[int, Inode]]:
+    """Descriptors of sockets with their inodes."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                found.append((number, _inode(number)))
+    return found

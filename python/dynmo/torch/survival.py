@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dt.Survivor: when a process of a pipeline ends, the others go on within their processes (docs/decisions/033-survivors-of-a-pipeline.md)."""
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Optional
+
+from ..errors import BadInputError, RankLostError
+from . import meeting, start
+from .lines import Lines, check_seconds
+from .pipeline import Pipeline
+from .program import Plan, Stage
+from .snapshots import Holding, Snapshots, choose
+
+TRIES = 8  # groups that may fail in a row
+NEWS_S = 1.0  # an error of torch.distributed may be there before the news of a loss
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A loss as it went. Ranks have the numbers that they had at the start."""
+
+    lost: tuple[int, ...]
+    ranks: tuple[int, ...]
+    step: int  # the first one that is run again
+    again: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {_joined(self.lost)} is lost: on with rank {_joined(self.ranks)} from step {self.step} ({self.again} steps again), "
+            f"in {self.seconds * 1e3:.0f} ms"
+        )
+
+
+class Survivor:
+    """Trains a pipeline, of which processes may end on the way. Losses and weights are those of an undisturbed run, bit for bit.
+
+    `keep`: objects with state_dict() and load_state_dict() that change from step to step, such as LR schedulers; not the optimizer.
+    `every`: steps from one snapshot to the next; 0: as many as make snapshots cost 1 % of the time.
+    `silence_s`: a rank that sends no beat for so long is left out, if more than half of the ranks are left.
+    `wait_s`: how long ranks wait for each other after a loss, and for a message from then on.
+    `told`: called with each Recovery, on every rank that is left.
+    """
+
+    def __init__(
+        self, pipe: Pipeline, *, keep: Sequence[Any] = (), every: int = 0, silence_s: float = 10, wait_s: float = 120,
+        told: Optional[Callable[[Recovery], Any]] = None,
+    ) -> None:
+        if pipe.replicas > 1:
+            raise BadInputError(f"Survivor: a pipeline of {pipe.replicas} replicas, wanted one; losses of replicas are not survived")
+        if pipe._record is not None:
+            raise BadInputError("Survivor: a pipeline with run=FOLDER, wanted one without: the files of a run are of ranks that stay")
+        if every < 0:
+            raise BadInputError(f"every={every}, wanted a number of steps, or 0")
+        check_seconds("silence_s", silence_s)
+        check_seconds("wait_s", wait_s)
+        for kept in keep:
+            if kept is pipe.optimizer or not hasattr(kept, "load_state_dict"):
+                raise BadInputError(f"keep: a {type(kept).__name__}, wanted objects with load_state_dict() other than the optimizer")
+        self._pipe, self._silence_s, self._wait_s, self._told = pipe, silence_s, wait_s, told
+        self._snapshots = Snapshots(pipe._split, pipe._ranks, pipe._mover, pipe.optimizer, keep, every)
+        self._lines: Optional[Lines] = None
+        self._members: list[int] = []
+        self._generation = 0
+        self._measured: Optional[dict[str, Any]] = None  # costs, before the newest loss
+
+    @property
+    def every(self) -> int:
+        """Steps from one snapshot to the next."""
+        return self._snapshots.every
+
+    @property
+    def snapshot_s(self) -> float:
+        """Seconds that the newest snapshot took."""
+        return self._snapshots.cost_s
+
+    def train(self, train_step: Callable[[int], Any], steps: int) -> list[Any]:
+        """Calls `train_step(number)` for each step that is left of `steps`; returns what it returned, by step.
+
+        It does all of a step: it gets the batch of this number, calls pipe.step() once, and updates. After a loss it is called again for
+        the steps since the newest snapshot. A loss in the first step, or of layers with all their copies, ends all ranks.
+        """
+        values: dict[int, Any] = {}
+        self._members, self._generation = list(range(self._pipe.ranks)), 0
+        self._snapshots.clear()
+        lines = self._lines = Lines(self._pipe._ranks, self._silence_s) if self._pipe.ranks > 1 else None
+        self._pipe._ranks.survives = lines is not None
+        done = False
+        try:
+            while not self._go(train_step, steps, values):
+                self._recover()
+            done = True
+        finally:
+            if lines is not None:
+                lines.close(done)
+            self._pipe._ranks.survives = False
+        return [values[number] for number in sorted(values)]
+
+    # --- Inside. ---
+
+    def _go(self, train_step: Callable[[int], Any], steps: int, values: dict[int, Any]) -> bool:
+        """Runs the steps that are left; returns whether all are done, or a rank is lost."""
+        pipe = self._pipe
+        try:
+            while pipe.steps < steps:
+                number = pipe.steps
+                values[number] = train_step(number)
+                if pipe.steps != number + 1:
+                    raise BadInputError(f"train_step: {pipe.steps - number} calls of pipe.step(), wanted one")
+                if self._snapshots.is_due(pipe.steps):
+                    self._snapshots.take(self._generation, self._members, pipe.plan, pipe.steps)
+            pipe._ranks.gather(None)
+            return True
+        except BadInputError:
+            raise
+        except Exception as error:
+            if self._lines is not None and pipe.steps >= steps and self._lines.done:
+                return True  # whoever is done has heard that all are
+            if not self._is_loss(error):
+                raise
+            _forget(error)
+        return False
+
+    def _is_loss(self, error: Exception) -> bool:
+        if self._lines is None or isinstance(error, RankLostError):
+            return self._lines is not None
+        with self._lines.changed:
+            # Calls of torch.distributed raise RuntimeErrors, and a checkpoint in which one fails others.
+            return self._lines.changed.wait_for(lambda: self._lines is not None and self._lines.alarmed, NEWS_S)
+
+    def _recover(self) -> None:
+        begin = perf_counter()
+        before, reached = self._members, self._pipe.steps
+        for _ in range(TRIES):
+            try:
+                end = self._try()
+            except BadInputError:
+                raise
+            except Exception as error:
+                if not self._is_loss(error):
+                    raise
+                _forget(error)
+                continue
+            if end:
+                raise RankLostError(f"rank {self._member}: {end}; start again from {self._checkpoint}")
+            break
+        else:
+            raise RankLostError(f"rank {self._member}: {TRIES} groups did not form; start again from {self._checkpoint}")
+        lost = tuple(member for member in before if member not in self._members)
+        step = self._pipe.steps
+        if self._told is not None:
+            self._told(Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin))
+
+    def _try(self) -> str:
+        """Forms the next group and brings it back to a snapshot; returns why that cannot be."""
+        pipe, lines = self._pipe, self._lines
+        assert lines is not None
+        pipe._ranks.drop()
+        found = meeting.meet(lines, lines.leave(), self._wait_s)
+        if isinstance(found, str):
+            return found
+        self._generation, self._members = found.generation, found.members
+        lines.enter(found.generation, found.members)
+        number = found.members.index(lines.member)
+        pipe._ranks.reform(number, len(found.members), found.address, found.port, f"dynmo/{found.generation}", self._wait_s)
+        told = pipe._ranks.gather(self._snapshots.holdings())
+        chosen = choose(told, found.members)
+        if chosen is None:
+            return self._missing(told)
+        key, sources = chosen
+        restored = self._snapshots.restore(key, sources, lines.member)
+        self._measured = pipe.profile() or self._measured
+        pipe._go_on(_placed(restored, sources, found.members), key[1])
+        plan = start.next_plan(pipe._split, pipe._ranks, pipe.micro_batches, restored, self._measured)
+        if not pipe._move(plan).done:
+            raise RankLostError("bytes of a layer arrived damaged")
+        self._snapshots.restart()
+        if self._snapshots.is_due(key[1]):
+            self._snapshots.take(self._generation, self._members, pipe.plan, key[1])
+        return ""
+
+    def _missing(self, told: Sequence[Holding]) -> str:
+        """Which layers are nowhere."""
+        assert self._lines is not None
+        lost = _joined(tuple(sorted(self._lines.lost)))
+        newest = max((key for holding in told for key in holding), default=None)
+        if newest is None:
+            return f"rank {lost} is lost before the first snapshot"
+        held = {layer for holding in told for layer in holding.get(newest, ([], []))[1]}
+        layers = len(next(holding for holding in told if newest in holding)[newest][0])
+        names = [name for index, name in enumerate(self._pipe.layers[:layers]) if index not in held]
+        return f"rank {lost} is lost, and with it all copies of layer {', '.join(names)}"
+
+    @property
+    def _member(self) -> int:
+        assert self._lines is not None
+        return self._lines.member
+
+    @property
+    def _checkpoint(self) -> str:
+        return "the newest checkpoint" if self._pipe._saved is None else f"the checkpoint {self._pipe._saved}"
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _placed(plan: Plan, sources: Sequence[int], members: Sequence[int]) -> Plan:
+    """The plan of a snapshot with each stage on the rank that has its layers now."""
+    stages = tuple(Stage(members.index(sources[stage.first]), stage.first, stage.count) for stage in plan.stages)
+    return replace(plan, stages=stages, ranks=len(members), order=())
+
+
+def _forget(error: Optional[BaseException]) -> None:
+    """Drops what the frames of an error hold: requests of the old group, and graphs that hold parameters."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+    gc.collect()

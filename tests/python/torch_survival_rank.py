@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch_survival_rank.py FOLDER: trains each case of cases.json plainly, and on ranks of which some are killed.
+
+The ranks are forked, since imports take longer than the training; no thread is there yet.
+"""
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import torch
+
+import dynmo
+import dynmo.torch as dt
+import torch_cases
+from dynmo.torch import move, ranks, snapshots, step
+
+PLACES = {
+    "forward": (step.Step, "_forward"),
+    "backward": (step.Step, "_backward"),
+    "exchange": (ranks.Ranks, "sum"),
+    "snapshot": (move.Mover, "_exchange"),
+    "vote": (move.Mover, "_vote"),
+    "restore": (snapshots.Snapshots, "restore"),
+    "new group": (ranks.Ranks, "reform"),
+}
+
+
+def kill_here():
+    print(f"killed {time.monotonic()}", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_in(place, now, step):
+    """Ends this process in its first call at `place` from a step on."""
+    owner, name = PLACES[place]
+    real = getattr(owner, name)
+
+    def call(self, *arguments, **named):
+        if now[0] >= step:
+            kill_here()
+        return real(self, *arguments, **named)
+
+    setattr(owner, name, call)
+
+
+def train(case, folder, rank):
+    """The user's loop, in which nothing of a loss is seen."""
+    model = torch_cases.make_model(case)
+    optimizer = torch_cases.make_optimizer(case, model.parameters())
+    scheduler = torch_cases.make_scheduler(optimizer)
+    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance=False)
+    survivor = dt.Survivor(
+        pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=lambda recovery: print(recovery, flush=True)
+    )
+    now = [-1]
+    kills = [tuple(kill) for kill in case["kills"]]
+    for victim, number, place in kills:
+        if victim == rank and place in PLACES:
+            kill_in(place, now, number)
+
+    def train_step(number):
+        now[0] = number
+        if (rank, number, "step") in kills:
+            kill_here()
+        torch_cases.freeze_or_thaw(case, model, number)
+        print(f"step {number} {time.monotonic()}", flush=True)
+        losses = [pipe.step(**torch_cases.batch_of(case, number)).item()]
+        if case.get("clip"):
+            losses.insert(0, pipe.clip_grad_norm_(case["clip"]).item())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        if number == case.get("save_at"):
+            pipe.save(folder / "checkpoint")
+        return losses
+
+    if case.get("resume"):
+        pipe.step(**torch_cases.batch_of(case, 0))
+        optimizer.zero_grad()
+        pipe.load(folder / "checkpoint")
+        scheduler.last_epoch = pipe.steps
+    losses = survivor.train(train_step, case["steps"])
+    return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut}
+
+
+def forked(call, output):
+    """A child that calls, with what it says in a file."""
+    child = os.fork()
+    if child != 0:
+        return child
+    code = 1
+    try:
+        with open(output, "w", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            try:
+                call()
+                code = 0
+            except dynmo.DynmoError as error:
+                print(f"{type(error).__name__}: {error}")
+    finally:
+        os._exit(code)
+
+
+def run(case, folder):
+    """Forks the ranks of a case; their codes, and files with what they said and what they have."""
+    from torch_support import free_port
+
+    folder.mkdir(exist_ok=True)
+    port = str(free_port())
+
+    def rank_of(rank):
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(case["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        torch.set_num_threads(1)
+        torch.save(train(case, folder, rank), folder / f"rank-{rank}.pt")
+
+    def plainly():
+        torch.set_num_threads(1)
+        torch.save(torch_cases.result_of(*torch_cases.train_plainly(case)), folder / "plain.pt")
+
+    children = [forked(lambda rank=rank: rank_of(rank), folder / f"rank-{rank}.txt") for rank in range(case["ranks"])]
+    children += [] if case.get("resume") else [forked(plainly, folder / "plain.txt")]
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    assert len(os.listdir("/proc/self/task")) == 1
+    cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
+    codes = [run(case, folder / case["name"]) for case in cases]
+    (folder / "codes.json").write_text(json.dumps(codes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
