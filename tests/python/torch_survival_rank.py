@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch_survival_rank.py FOLDER: trains each case of cases.json plainly, and on ranks of which some are killed.
+"""torch_survival_rank.py FOLDER: trains each case of cases.json on ranks of which some are killed, and plainly where it says so.
 
 The ranks are forked, since imports take longer than the training; no thread is there yet.
 """
@@ -12,10 +12,14 @@ import sys
 import time
 
 import torch
+import torch._dynamo  # optimizers import it
+import torch.distributed.checkpoint
+import transformers.models.llama.modeling_llama  # noqa: F401
 
 import dynmo
 import dynmo.torch as dt
 import torch_cases
+from torch_support import free_port
 from dynmo.torch import move, ranks, snapshots, step
 
 PLACES = {
@@ -47,8 +51,15 @@ def kill_in(place, now, step):
     setattr(owner, name, call)
 
 
+def kill_pair(folder, rank):
+    """Kills the next rank, then this one, before the others can go on without the first."""
+    os.kill(int((folder / f"pid-{rank + 1}").read_text(encoding="utf-8")), signal.SIGKILL)
+    kill_here()
+
+
 def train(case, folder, rank):
     """The user's loop, in which nothing of a loss is seen."""
+    (folder / f"pid-{rank}").write_text(str(os.getpid()), encoding="utf-8")
     model = torch_cases.make_model(case)
     optimizer = torch_cases.make_optimizer(case, model.parameters())
     scheduler = torch_cases.make_scheduler(optimizer)
@@ -66,6 +77,8 @@ def train(case, folder, rank):
         now[0] = number
         if (rank, number, "step") in kills:
             kill_here()
+        if (rank, number, "pair") in kills:
+            kill_pair(folder, rank)
         torch_cases.freeze_or_thaw(case, model, number)
         print(f"step {number} {time.monotonic()}", flush=True)
         losses = [pipe.step(**torch_cases.batch_of(case, number)).item()]
@@ -81,10 +94,15 @@ def train(case, folder, rank):
     if case.get("resume"):
         pipe.step(**torch_cases.batch_of(case, 0))
         optimizer.zero_grad()
-        pipe.load(folder / "checkpoint")
+        pipe.load(case["resume"])
         scheduler.last_epoch = pipe.steps
     losses = survivor.train(train_step, case["steps"])
     return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut}
+
+
+def starts_ranks():
+    """Whether ranks can be forked: what was imported has begun no thread."""
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def forked(call, output):
@@ -108,8 +126,6 @@ def forked(call, output):
 
 def run(case, folder):
     """Forks the ranks of a case; their codes, and files with what they said and what they have."""
-    from torch_support import free_port
-
     folder.mkdir(exist_ok=True)
     port = str(free_port())
 
@@ -123,13 +139,13 @@ def run(case, folder):
         torch.save(torch_cases.result_of(*torch_cases.train_plainly(case)), folder / "plain.pt")
 
     children = [forked(lambda rank=rank: rank_of(rank), folder / f"rank-{rank}.txt") for rank in range(case["ranks"])]
-    children += [] if case.get("resume") else [forked(plainly, folder / "plain.txt")]
+    children += [forked(plainly, folder / "plain.txt")] if case.get("plain") else []
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    assert len(os.listdir("/proc/self/task")) == 1
+    assert starts_ranks()
     cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
     codes = [run(case, folder / case["name"]) for case in cases]
     (folder / "codes.json").write_text(json.dumps(codes), encoding="utf-8")

@@ -53,10 +53,10 @@ class Lines:
         """The members of the group that are not lost."""
         return [member for member in self.members if member not in self.lost]
 
-    @property
-    def alarmed(self) -> bool:
-        """Whether the group in force cannot go on: a member is lost, or has left it."""
-        return self._alarmed
+    def hears_of_loss(self, limit_s: float) -> bool:
+        """Whether the group in force cannot go on, since a member is lost or has left it; waits for the news."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._alarmed, limit_s)
 
     def enter(self, generation: int, members: list[int]) -> None:
         """Watches a group. If a member is lost or leaves, its connections are ended, so that no rank waits on."""

@@ -28,6 +28,7 @@ LOST_KEY = "dynmo/lost"
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
 TOLD_S = 5  # a rank that cannot go on waits as long until the others have read why
+STORE_S = 3  # to reach a store; TCPStore tries twice
 MAX_SAID = 300  # of an exception that is not ours
 
 
@@ -89,7 +90,7 @@ class Ranks:
         self._began = False  # torch.distributed, for all of the process
         self._timeout_s = timeout_s
         self._sockets = Sockets()
-        self.survives = False  # whether others find out who is lost
+        self.heard: Optional[Callable[[], bool]] = None  # whether a rank is lost, where connections beside the group tell it
         _OPEN.add(self)
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group("gloo")
@@ -141,8 +142,11 @@ class Ranks:
         self._lost = self._refused = ""
 
         def begin() -> None:
+            # The store was opened before ranks were told of it. If its process has ended, TCPStore would try until its timeout.
+            socket.create_connection((address, port), STORE_S).close()
             with self._sockets.opening():
-                store = dist.TCPStore(address, port, None, is_master=False, timeout=limit)
+                store = dist.TCPStore(address, port, None, is_master=False, timeout=timedelta(seconds=STORE_S))
+                store.set_timeout(limit)
                 dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=number, world_size=world, timeout=limit)
                 self._group = dist.new_group(backend="gloo", timeout=limit) if world > 1 else None
 
@@ -282,11 +286,12 @@ class Ranks:
         try:
             return call()
         except RuntimeError as error:
-            self._read_refused()
+            if self.heard is None or not self.heard():  # the store may be lost, too
+                self._read_refused()
             if self._refused:
                 self._disconnect(error)
                 raise BadInputError(self._refused) from error
-            lost = None if self.survives else self._find_lost(peer)
+            lost = self._find_lost(peer) if self.heard is None else None
             why = str(error).replace("\n", " ")[:200]
             self._lost = (
                 f"rank {self.number}: rank {lost} is lost ({why}); start again from the newest checkpoint"

@@ -7,6 +7,7 @@ the old one. A rank that does not hear it has both, so there is always one snaps
 from __future__ import annotations
 
 import copy
+import gc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from . import state
+from . import checks, state
 from .layers import Split
 from .move import Mover
 from .program import Plan
@@ -99,6 +100,8 @@ class Snapshots:
         for layer in self._split.layers:
             for parameter in layer.parameters.values():
                 parameter.grad = None
+        if checks.check_free(pair for layer in self._split.layers for pair in layer.parameters.items()):
+            gc.collect()  # takes long: only if a graph of the step that failed is still there
         for index, layer in enumerate(self._split.layers):
             if sources[index] == member:
                 state.put_back(layer, self._optimizer, slot.layers[index])

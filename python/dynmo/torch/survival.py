@@ -2,7 +2,6 @@
 """dt.Survivor: when a process of a pipeline ends, the others go on within their processes (docs/decisions/033-survivors-of-a-pipeline.md)."""
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ from .program import Plan, Stage
 from .snapshots import Holding, Snapshots, choose
 
 TRIES = 8  # groups that may fail in a row
-NEWS_S = 1.0  # an error of torch.distributed may be there before the news of a loss
+HEARD_S = 0.1  # an error of the group may be there before the news of a loss
+NEWS_S = 1.0  # other exceptions, such as those of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Survivor:
         self._members, self._generation = list(range(self._pipe.ranks)), 0
         self._snapshots.clear()
         lines = self._lines = Lines(self._pipe._ranks, self._silence_s) if self._pipe.ranks > 1 else None
-        self._pipe._ranks.survives = lines is not None
+        self._pipe._ranks.heard = (lambda: lines.hears_of_loss(HEARD_S)) if lines is not None else None
         done = False
         try:
             while not self._go(train_step, steps, values):
@@ -98,7 +98,7 @@ class Survivor:
         finally:
             if lines is not None:
                 lines.close(done)
-            self._pipe._ranks.survives = False
+            self._pipe._ranks.heard = None
         return [values[number] for number in sorted(values)]
 
     # --- Inside. ---
@@ -129,9 +129,7 @@ class Survivor:
     def _is_loss(self, error: Exception) -> bool:
         if self._lines is None or isinstance(error, RankLostError):
             return self._lines is not None
-        with self._lines.changed:
-            # Calls of torch.distributed raise RuntimeErrors, and a checkpoint in which one fails others.
-            return self._lines.changed.wait_for(lambda: self._lines is not None and self._lines.alarmed, NEWS_S)
+        return self._lines.hears_of_loss(NEWS_S)
 
     def _recover(self) -> None:
         begin = perf_counter()
@@ -222,4 +220,3 @@ def _forget(error: Optional[BaseException]) -> None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
-    gc.collect()
