@@ -65,7 +65,7 @@ def train(case, folder, rank):
     scheduler = torch_cases.make_scheduler(optimizer)
     pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance=False)
     survivor = dt.Survivor(
-        pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=lambda recovery: print(recovery, flush=True)
+        pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=lambda recovery: print(f"recovered {time.monotonic()} {','.join(map(str, recovery.lost))}: {recovery}", flush=True)
     )
     now = [-1]
     kills = [tuple(kill) for kill in case["kills"]]
@@ -97,6 +97,7 @@ def train(case, folder, rank):
         pipe.load(case["resume"])
         scheduler.last_epoch = pipe.steps
     losses = survivor.train(train_step, case["steps"])
+    print(f"step {case['steps']} {time.monotonic()}", flush=True)
     return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut}
 
 
