@@ -104,9 +104,10 @@ class Lines:
         with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
             token = secrets.token_hex(8)
             told = self._ranks.gather((address, listener.getsockname()[1], token))
-            self._ranks.attempt("Survivor: its connections", lambda: (self._meet(listener, told, token.encode()), {}))
+            self._ranks.attempt("Survivor: its connections", lambda: (None, self._meet(listener, told, token.encode())))
 
-    def _meet(self, listener: socket.socket, told: list[Any], token: bytes) -> None:
+    def _meet(self, listener: socket.socket, told: list[Any], token: bytes) -> dict[str, Any]:
+        """Connects to the members before this one, and waits for the others; ranks have nothing to compare then."""
         deadline = time.monotonic() + CONNECT_S
         for member, (address, port, key) in enumerate(told[: self.member]):
             line = socket.create_connection((address, port), CONNECT_S)
@@ -121,6 +122,7 @@ class Lines:
                 line.close()
                 continue
             self._add(int(hello[len(token) :]), line)
+        return {}
 
     def _add(self, member: int, line: socket.socket) -> None:
         line.settimeout(SEND_S)

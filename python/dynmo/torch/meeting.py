@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Optional
 
-import torch.distributed as dist
-
 from .lines import ENDED, Lines
+from .ranks import STORE_S, open_store
 from .sockets import own_address
 
 
@@ -58,7 +56,7 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
 
 def _call(lines: Lines, generation: int, alive: list[int]) -> Meeting:
     address = own_address()
-    store = dist.TCPStore(address, 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store = open_store(address, 0, here=True, timeout_s=STORE_S)
     lines.say(form=generation, members=alive, address=[address, store.port])
     return Meeting(generation, alive, address, store.port, store)
 

@@ -24,6 +24,7 @@ from .sockets import Sockets
 
 Result = TypeVar("Result")
 Replicas = Union[int, DeviceMesh]
+_C10D: Any = dist  # whose stores have no types
 LOST_KEY = "dynmo/lost"
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
@@ -38,6 +39,11 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, BadInputError):
         return said
     return f"{type(error).__name__}: {said[:MAX_SAID]}" if said else type(error).__name__
+
+
+def open_store(address: str, port: int, here: bool, timeout_s: float) -> Any:
+    """A store for the ranks of a group, `here` in this process, at a free port; else a client of another one."""
+    return _C10D.TCPStore(address, port, None, is_master=here, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
 def describe_replicas(replicas: Replicas) -> Any:
@@ -145,9 +151,9 @@ class Ranks:
             # The store was opened before ranks were told of it. If its process has ended, TCPStore would try until its timeout.
             socket.create_connection((address, port), STORE_S).close()
             with self._sockets.opening():
-                store = dist.TCPStore(address, port, None, is_master=False, timeout=timedelta(seconds=STORE_S))
+                store = open_store(address, port, here=False, timeout_s=STORE_S)
                 store.set_timeout(limit)
-                dist.init_process_group("gloo", store=dist.PrefixStore(name, store), rank=number, world_size=world, timeout=limit)
+                dist.init_process_group("gloo", store=_C10D.PrefixStore(name, store), rank=number, world_size=world, timeout=limit)
                 self._group = dist.new_group(backend="gloo", timeout=limit) if world > 1 else None
 
         self.guard(begin)
