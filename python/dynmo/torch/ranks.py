@@ -29,6 +29,7 @@ LOST_KEY = "dynmo/lost"
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
 TOLD_S = 5  # a rank that cannot go on waits as long until the others have read why
+ABORT_TAG = 1 << 28  # of messages that nobody sends
 STORE_S = 3  # to reach a store; TCPStore tries twice
 MAX_SAID = 300  # of an exception that is not ours
 
@@ -136,8 +137,18 @@ class Ranks:
         return self._group
 
     def abort(self) -> None:
-        """Ends the connections of the group, from any thread; calls that wait for a rank raise."""
+        """Ends the connections of the group, from any thread; calls that wait for a rank raise.
+
+        Gloo does not see the end of a connection on which a message arrives for a sum that has failed. But a wait that times out closes all.
+        """
         self._sockets.shut_down()
+        group = self._group
+        if group is None:
+            return
+        for peer in range(self.world):
+            if peer != self.number:
+                with contextlib.suppress(RuntimeError):
+                    group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
     def reform(self, number: int, world: int, address: str, port: int, name: str, timeout_s: float) -> None:
         """Begins torch.distributed again, as `number` of `world`, who meet at a store and call this alike. One replica."""
