@@ -59,7 +59,7 @@ class Survival(RankCase):
         self.assertEqual(codes, [1, -signal.SIGKILL, -signal.SIGKILL], said)
         self.assertRegex(
             said.splitlines()[-1],
-            f"RankLostError: rank 0: rank 1, 2 is lost, and with it all copies of layer blocks.*; start again from the checkpoint {folder}/checkpoint",
+            f"RankLostError: rank 0: lost ranks: 1, 2, and with them all copies of layer blocks.*; start again from the checkpoint {folder}/checkpoint",
         )
 
     def test_the_newest_snapshot_that_all_hold_is_chosen(self):

@@ -64,7 +64,7 @@ def _call(lines: Lines, generation: int, alive: list[int]) -> Meeting:
 def _reason_to_end(lines: Lines) -> Optional[str]:
     """Why this process must not go on: others may go on without it."""
     if lines.left_out:
-        return "the others went on without this rank, which had not answered"
+        return "the others have left out this rank, which had not answered"
     voters = [member for member in lines.members if lines.lost.get(member) != ENDED]
     if len(voters) > len(lines.alive) and 2 * len(lines.alive) <= len(voters):
         silent = ", ".join(str(member) for member in voters if member in lines.lost)

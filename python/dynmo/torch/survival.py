@@ -32,7 +32,7 @@ class Recovery:
 
     def __str__(self) -> str:
         return (
-            f"rank {_joined(self.lost)} is lost: on with rank {_joined(self.ranks)} from step {self.step} ({self.again} steps again), "
+            f"lost ranks: {_joined(self.lost)}; on with ranks {_joined(self.ranks)} from step {self.step} ({self.again} steps again), "
             f"in {self.seconds * 1e3:.0f} ms"
         )
 
@@ -188,11 +188,11 @@ class Survivor:
         lost = _joined(tuple(sorted(self._lines.lost)))
         newest = max((key for holding in told for key in holding), default=None)
         if newest is None:
-            return f"rank {lost} is lost before the first snapshot"
+            return f"lost ranks: {lost}, before the first snapshot"
         held = {layer for holding in told for layer in holding.get(newest, ([], []))[1]}
         layers = len(next(holding for holding in told if newest in holding)[newest][0])
         names = [name for index, name in enumerate(self._pipe.layers[:layers]) if index not in held]
-        return f"rank {lost} is lost, and with it all copies of layer {', '.join(names)}"
+        return f"lost ranks: {lost}, and with them all copies of layer {', '.join(names)}"
 
     @property
     def _member(self) -> int:
