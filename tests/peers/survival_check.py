@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    assert survival.starts_ranks()
+    assert survival.can_fork()
     rng, begin = random.Random(arguments.seed), time.monotonic()
     counts, recovered, kills, number = {"equal": 0, "ended": 0}, [], 0, 0
     with tempfile.TemporaryDirectory() as place:

@@ -57,6 +57,10 @@ def kill_pair(folder, rank):
     kill_here()
 
 
+def note(recovery):
+    print(f"recovered {time.monotonic()} {','.join(map(str, recovery.lost))}: {recovery}", flush=True)
+
+
 def train(case, folder, rank):
     """The user's loop, in which nothing of a loss is seen."""
     (folder / f"pid-{rank}").write_text(str(os.getpid()), encoding="utf-8")
@@ -64,9 +68,7 @@ def train(case, folder, rank):
     optimizer = torch_cases.make_optimizer(case, model.parameters())
     scheduler = torch_cases.make_scheduler(optimizer)
     pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance=False)
-    survivor = dt.Survivor(
-        pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=lambda recovery: print(f"recovered {time.monotonic()} {','.join(map(str, recovery.lost))}: {recovery}", flush=True)
-    )
+    survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note)
     now = [-1]
     kills = [tuple(kill) for kill in case["kills"]]
     for victim, number, place in kills:
@@ -101,7 +103,7 @@ def train(case, folder, rank):
     return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut}
 
 
-def starts_ranks():
+def can_fork():
     """Whether ranks can be forked: what was imported has begun no thread."""
     return len(os.listdir("/proc/self/task")) == 1
 
@@ -146,7 +148,7 @@ def run(case, folder):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    assert starts_ranks()
+    assert can_fork()
     cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
     codes = [run(case, folder / case["name"]) for case in cases]
     (folder / "codes.json").write_text(json.dumps(codes), encoding="utf-8")

@@ -59,7 +59,8 @@ class Survival(RankCase):
         self.assertEqual(codes, [1, -signal.SIGKILL, -signal.SIGKILL], said)
         self.assertRegex(
             said.splitlines()[-1],
-            f"RankLostError: rank 0: lost ranks: 1, 2, and with them all copies of layer blocks.*; start again from the checkpoint {folder}/checkpoint",
+            "RankLostError: rank 0: lost ranks: 1, 2, and with them all copies of layer blocks.*; "
+            f"start again from the checkpoint {folder}/checkpoint",
         )
 
     def test_the_newest_snapshot_that_all_hold_is_chosen(self):
