@@ -61,7 +61,7 @@ using RowsLeft = std::shared_ptr<const LeftRows>;
 [[nodiscard]] inline RowsLeft rows_left_on_device(const at::Tensor& rows,
                                                   const LayerContext& context) {
   const at::Tensor row_N = rows.to(at::kLong);
-  const at::Tensor sequence_N = row_N.floor_divide(context.sequence_length);
+  const at::Tensor sequence_N = row_N.div(context.sequence_length, "floor");
   const std::int64_t length = std::min(context.sequence_length, row_N.numel());
   const at::Tensor first_B =
       at::searchsorted(sequence_N, at::arange(context.sequences, row_N.options()));
