@@ -79,8 +79,7 @@ class MixtureOfDepths(SourceCase):
                              (("mixture_of_depths.every=0",), ("mixture_of_depths.every", "1 to")),
                              (("mixture_of_depths.every=4",), ("mixture_of_depths.every", "3 blocks", "no block would choose tokens")),
                              (("mixture_of_depths.noise=0.1",), ("mixture_of_depths.noise",)),
-                             (("sparse_attention.enabled=true",), ("sparse_attention.enabled", "mixture_of_depths.enabled", "routed block")),
-                             (("run.device=cuda",), ("run.device",))):
+                             (("sparse_attention.enabled=true",), ("sparse_attention.enabled", "mixture_of_depths.enabled", "routed block"))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)
 

@@ -168,7 +168,6 @@ class Pruning(RunCase):
                              (("pruning.end=16",), ("pruning.end", "pruning.every")),
                              (("pruning.magnitude=random",), ("pruning.magnitude", "scaled")),
                              (("pruning.sparse_above=often",), ("pruning.sparse_above", '"auto"')),
-                             (("pruning.product_weights=3",), ("pruning.product_weights",)),
-                             (("run.device=cuda",), ("run.device",))):
+                             (("pruning.product_weights=3",), ("pruning.product_weights",))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)
