@@ -89,7 +89,8 @@ Expected<void> remove_older(const std::filesystem::path& directory, const Json& 
     std::error_code fault;
     std::filesystem::remove(directory / name, fault);
     if (!fault) continue;
-    return make_error(ErrorCode::kBadInput, "'{}': {}", (directory / name).string(), fault.message());
+    return make_error(ErrorCode::kBadInput, "'{}': {}", (directory / name).string(),
+                      fault.message());
   }
   return {};
 }
