@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from .lines import ENDED, Lines
-from .ranks import STORE_S, open_store
+from .ranks import open_store
 from .sockets import own_address
+
+OWN_STORE_S = 10.0  # to open a store in this process
 
 
 @dataclass
@@ -56,7 +58,7 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
 
 def _call(lines: Lines, generation: int, alive: list[int]) -> Meeting:
     address = own_address()
-    store = open_store(address, 0, here=True, timeout_s=STORE_S)
+    store = open_store(address, 0, here=True, timeout_s=OWN_STORE_S)
     lines.say(form=generation, members=alive, address=[address, store.port])
     return Meeting(generation, alive, address, store.port, store)
 

@@ -30,7 +30,7 @@ REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
 TOLD_S = 5  # a rank that cannot go on waits as long until the others have read why
 ABORT_TAG = 1 << 28  # of messages that nobody sends
-STORE_S = 3  # to reach a store; TCPStore tries twice
+STORE_S = 0.5  # to reach a store at the first try, and twice as long at each next one; TCPStore tries twice
 MAX_SAID = 300  # of an exception that is not ours
 
 
@@ -150,8 +150,8 @@ class Ranks:
                 with contextlib.suppress(RuntimeError):
                     group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
-    def reform(self, number: int, world: int, address: str, port: int, name: str, timeout_s: float) -> None:
-        """Begins torch.distributed again, as `number` of `world`, who meet at a store and call this alike. One replica."""
+    def reform(self, number: int, world: int, address: str, port: int, name: str, timeout_s: float, store_s: float) -> None:
+        """Begins torch.distributed again, as `number` of `world`, who meet at a store within `store_s` and call this alike. One replica."""
         self.drop()
         self._began = True
         self._key = f"{REFUSED_KEY}/{name}"
@@ -160,9 +160,9 @@ class Ranks:
 
         def begin() -> None:
             # The store was opened before ranks were told of it. If its process has ended, TCPStore would try until its timeout.
-            socket.create_connection((address, port), STORE_S).close()
+            socket.create_connection((address, port), store_s).close()
             with self._sockets.opening():
-                store = open_store(address, port, here=False, timeout_s=STORE_S)
+                store = open_store(address, port, here=False, timeout_s=store_s)
                 store.set_timeout(limit)
                 dist.init_process_group("gloo", store=_C10D.PrefixStore(name, store), rank=number, world_size=world, timeout=limit)
                 self._group = dist.new_group(backend="gloo", timeout=limit) if world > 1 else None

@@ -13,6 +13,7 @@ from . import meeting, start
 from .lines import Lines, check_seconds
 from .pipeline import Pipeline
 from .program import Plan, Stage
+from .ranks import STORE_S
 from .snapshots import Holding, Snapshots, choose
 
 TRIES = 8  # groups that may fail in a row
@@ -134,9 +135,9 @@ class Survivor:
     def _recover(self) -> None:
         begin = perf_counter()
         before, reached = self._members, self._pipe.steps
-        for _ in range(TRIES):
+        for number in range(TRIES):
             try:
-                end = self._try()
+                end = self._try(STORE_S * 2**number)
             except BadInputError:
                 raise
             except Exception as error:
@@ -154,8 +155,8 @@ class Survivor:
         if self._told is not None:
             self._told(Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin))
 
-    def _try(self) -> str:
-        """Forms the next group and brings it back to a snapshot; returns why that cannot be."""
+    def _try(self, store_s: float) -> str:
+        """Forms the next group, whose store is reached within `store_s`, and brings it back to a snapshot; returns why that cannot be."""
         pipe, lines = self._pipe, self._lines
         assert lines is not None
         pipe._ranks.drop()
@@ -165,7 +166,7 @@ class Survivor:
         self._generation, self._members = found.generation, found.members
         lines.enter(found.generation, found.members)
         number = found.members.index(lines.member)
-        pipe._ranks.reform(number, len(found.members), found.address, found.port, f"dynmo/{found.generation}", self._wait_s)
+        pipe._ranks.reform(number, len(found.members), found.address, found.port, f"dynmo/{found.generation}", self._wait_s, store_s)
         told = pipe._ranks.gather(self._snapshots.holdings())
         chosen = choose(told, found.members)
         if chosen is None:
