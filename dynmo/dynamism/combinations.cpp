@@ -21,10 +21,8 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
 
 constexpr std::string_view kNoTokens = "emulated layers have no tokens";
 constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
-constexpr std::string_view kExpertsOnCpus = "rows are sorted by expert on CPUs only";
-constexpr std::array<RefusedSetting, 9> kRefusedSettings = {{
-    {"moe", "run.device", "cuda", kExpertsOnCpus},
-    {"moe", "run.device", "emulated", kExpertsOnCpus},
+constexpr std::array<RefusedSetting, 8> kRefusedSettings = {{
+    {"moe", "run.device", "emulated", kNoTokens},
     {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
     {"pruning", "run.device", "emulated", "emulated layers have no weights to remove"},
     {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},

@@ -37,6 +37,8 @@ struct SavedMoe : Saved {
                                routing.gates_NK,
                                routing.places_NK,
                                routing.tokens_A,
+                               routing.entries_A,
+                               routing.assigned_E,
                                scores_gradient_NE,
                                mask,
                                norm_gradient_D};

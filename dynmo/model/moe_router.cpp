@@ -12,11 +12,10 @@
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/select_top.h"
+#include "dynmo/model/moe_router_impl.h"
 
 namespace dynmo::model {
 namespace {
-
-constexpr int kSinkhornRounds = 8;
 
 using Numbers = std::vector<double>;
 using Index = std::int64_t;
@@ -85,15 +84,6 @@ std::vector<std::int32_t> experts_of_tokens(const RouterOptions& o, const Number
     return kernels::balanced_assignment(z, o.experts, o.top_k);
   }
   return highest_of_rows(z, o.experts, o.top_k);
-}
-
-Index capacity_of(const RouterOptions& o, Index tokens) {
-  const double factor =
-      o.router == MoeRouter::kExpertChoice && o.capacity_factor == 0 ? 1 : o.capacity_factor;
-  const double share =
-      std::ceil(factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts));
-  return std::clamp(static_cast<Index>(std::min(share, 1e15)), Index{1},
-                    std::max(tokens, Index{1}));
 }
 
 // Slots of tokens by expert.
@@ -167,8 +157,6 @@ Numbers gates_of(const Numbers& z, const Numbers& p, const std::vector<std::int3
   return gates;
 }
 
-bool shares(const RouterOptions& o) { return o.router != MoeRouter::kExpertChoice && o.top_k > 1; }
-
 double aux_loss_of(const RouterOptions& o, const Routing& routing, const Numbers& p) {
   const auto tokens = static_cast<double>(std::ssize(p) / o.experts);
   const double all = tokens * static_cast<double>(o.top_k);
@@ -179,10 +167,6 @@ double aux_loss_of(const RouterOptions& o, const Routing& routing, const Numbers
     sum += static_cast<double>(routing.assigned[at_index(e)]) / all * mean / tokens;
   }
   return o.aux_loss * static_cast<double>(o.experts) * sum;
-}
-
-bool has_aux_loss(const RouterOptions& o) {
-  return o.router == MoeRouter::kTopK && o.aux_loss != 0;
 }
 
 // The choice of tokens or experts, before drops.
@@ -255,6 +239,15 @@ Numbers aux_gradient(const RouterOptions& o, const Routing& routing, double toke
 
 }  // namespace
 
+Index capacity_of(const RouterOptions& o, Index tokens) {
+  const double factor =
+      o.router == MoeRouter::kExpertChoice && o.capacity_factor == 0 ? 1 : o.capacity_factor;
+  const double share =
+      std::ceil(factor * static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts));
+  return std::clamp(static_cast<Index>(std::min(share, 1e15)), Index{1},
+                    std::max(tokens, Index{1}));
+}
+
 std::int64_t Routing::dropped() const {
   return std::accumulate(assigned.begin(), assigned.end(), Index{0}) - offsets.back();
 }
@@ -287,9 +280,9 @@ std::vector<double> sinkhorn(std::span<const double> scores, std::int64_t expert
 Routing route(const RouterOptions& o, const at::Tensor& scores_NE, const at::Tensor& bias_E,
               Pass pass) {
   const Index tokens = scores_NE.size(0);
-  DYNMO_CHECK(
-      scores_NE.is_cpu() && scores_NE.size(1) == o.experts && o.top_k >= 1 && o.top_k <= o.experts,
-      "scores of {} experts on the CPU, {} a token, got {}", o.experts, o.top_k, scores_NE.size(1));
+  DYNMO_CHECK(scores_NE.size(1) == o.experts && o.top_k >= 1 && o.top_k <= o.experts,
+              "scores of {} experts, {} a token, got {}", o.experts, o.top_k, scores_NE.size(1));
+  if (!scores_NE.is_cpu()) return route_on_device(o, scores_NE, bias_E, pass);
   const Numbers z = numbers_of(scores_NE);
   Numbers p;
   Numbers log_sums;
@@ -297,10 +290,9 @@ Routing route(const RouterOptions& o, const at::Tensor& scores_NE, const at::Ten
   Choice choice = choose(o, z, p, bias_E, pass);
 
   Routing routing;
-  const bool drops = o.router != MoeRouter::kExpertChoice && o.capacity_factor > 0;
   for (auto& entries : choice.entries) {
     routing.assigned.push_back(std::ssize(entries));
-    if (drops && pass == Pass::kTraining) {
+    if (drops(o, pass)) {
       keep_first(entries, capacity_of(o, tokens), o.drop, choice.gates_NK, choice.slots);
     }
   }
@@ -316,6 +308,9 @@ Routing route(const RouterOptions& o, const at::Tensor& scores_NE, const at::Ten
 
 at::Tensor routing_gradient(const RouterOptions& o, const Routing& routing,
                             const at::Tensor& gates_gradient_NK, double loss_weight) {
+  if (!gates_gradient_NK.is_cpu()) {
+    return routing_gradient_on_device(o, routing, gates_gradient_NK, loss_weight);
+  }
   const Numbers p = numbers_of(routing.probabilities_NE);
   const Numbers log_sums = numbers_of(routing.log_sum_exp_N);
   const Numbers gates = numbers_of(routing.gates_NK);

@@ -40,6 +40,10 @@ struct Routing {
   at::Tensor gates_NK;          // p over its sum over the slots; p itself if K is 1 or E
   at::Tensor places_NK;         // int32: 0 to A - 1 in the order of experts, then tokens; -1: none
   at::Tensor tokens_A;          // int32, by place
+  // On a device alone, where experts, places and tokens are int64, too. The slots n K + k by place,
+  // int64, and `assigned` in fp64.
+  at::Tensor entries_A = {};
+  at::Tensor assigned_E = {};
   std::vector<std::int64_t> offsets;   // E + 1 offsets of an expert's places
   std::vector<std::int64_t> assigned;  // E, before drops
   // Entropy of p, summed over the tokens. In nats.
@@ -52,7 +56,9 @@ struct Routing {
   [[nodiscard]] std::int64_t dropped() const;
 };
 
-// Routes the tokens. `scores_NE` is fp32 or fp64, on the CPU. Only kBias reads `bias_E`.
+// Routes the tokens. `scores_NE` is fp32 or fp64. Only kBias reads `bias_E`. On a device the host
+// waits once, for the numbers of rows, and once more for the scores with kBalanced in training,
+// which the host assigns.
 [[nodiscard]] Routing route(const RouterOptions& options, const at::Tensor& scores_NE,
                             const at::Tensor& bias_E, Pass pass);
 

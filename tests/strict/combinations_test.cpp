@@ -20,14 +20,15 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-enum class Technique { kDense, kFreezing, kDepths, kPruning, kExits };
-constexpr std::array kTechniques = {Technique::kDense, Technique::kFreezing, Technique::kDepths,
-                                    Technique::kPruning, Technique::kExits};
+enum class Technique { kDense, kFreezing, kDepths, kPruning, kExits, kExperts };
+constexpr std::array kTechniques = {Technique::kDense,   Technique::kFreezing, Technique::kDepths,
+                                    Technique::kPruning, Technique::kExits,    Technique::kExperts};
 
 std::string_view name_of(Technique technique) {
   if (technique == Technique::kDepths) return "depths";
   if (technique == Technique::kPruning) return "pruning";
   if (technique == Technique::kExits) return "exits";
+  if (technique == Technique::kExperts) return "experts";
   return technique == Technique::kDense ? "dense" : "freezing";
 }
 
@@ -64,6 +65,16 @@ dynamism::MakeSources pruning() {
   };
 }
 
+// Two of four for each token, of any number of tokens.
+dynamism::MakeSources experts() {
+  return [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(
+        dynamism::make_moe_source({.experts = 4, .expert_hidden = 16, .expert_ranks = 1}));
+    return sources;
+  };
+}
+
 struct DeviceCell {
   Technique technique;
   cost::Precision precision;
@@ -92,6 +103,10 @@ std::vector<DeviceCell> device_cells() {
         if (technique == Technique::kPruning && !masks) continue;
         const bool leaves = fp32 ? setting == "moves" || setting == "gpt2" : setting == "plain";
         if (technique == Technique::kExits && !leaves) continue;
+        const bool routes =
+            fp32 ? setting == "moves" || setting == "recompute" || setting == "replicas"
+                 : setting == "plain";
+        if (technique == Technique::kExperts && !routes) continue;
         all.push_back({technique, precision, setting});
       }
     }
@@ -123,6 +138,10 @@ RunOptions run_of(const DeviceCell& cell) {
     run.layers = shaped(std::move(run.layers), run.make_sources);
   }
   if (cell.technique == Technique::kPruning) run.make_sources = pruning();
+  if (cell.technique == Technique::kExperts) {
+    run.make_sources = experts();
+    run.layers = shaped(std::move(run.layers), run.make_sources);
+  }
   if (cell.technique == Technique::kExits) {
     // Each setting has another way to decide. In bf16 the roundings let other tokens leave, least
     // by the classifier: losses differ by 5.2e-3 by the gap, and by 3.7e-3 by similarity.

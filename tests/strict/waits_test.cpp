@@ -90,6 +90,23 @@ TEST(WaitsOfAStep, AreOneMoreAnExitAndMicroBatch) {
   }
 }
 
+// The numbers of rows decide the shapes of products.
+TEST(WaitsOfAStep, AreOneMoreALayerOfExpertsAndMicroBatch) {
+  RunOptions run{.steps = 6, .cut = {kLayers}};
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_moe_source(
+        {.experts = 4, .router = dynamism::MoeRouter::kBias, .expert_ranks = 1}));
+    return sources;
+  };
+  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+  const std::int64_t layers = small_model().shape.blocks;
+  for (const Waits& waits : waits_by_step(run)) {
+    EXPECT_EQ(waits,
+              (Waits{{"aten::copy_", layers * run.micro_batches}, {"synchronize device", 1}}));
+  }
+}
+
 // Without channels each message to another stage passes through host memory, and its sender waits.
 TEST(WaitsOfAStep, AreOneARankAndOneAMessageThroughHostMemory) {
   const RunOptions run{.steps = 6, .cut = {3, 2, 3}};

@@ -151,12 +151,16 @@ class MoeSource final : public Source {
     const double mean = counts.assigned() / static_cast<double>(counts.experts.size());
     for (model::Buffer& buffer : state.buffers) {
       if (buffer.name != model::kMoeBias) continue;
-      auto* bias = kernels::host_data<float>(buffer.value);
+      const bool on_device = !buffer.value.is_cpu();
+      const at::Tensor change_E =
+          at::zeros(buffer.value.sizes(), at::dtype(at::kFloat).pinned_memory(on_device));
+      auto* change = kernels::host_data<float>(change_E);
       const auto rate = static_cast<float>(options_.bias_rate);
       for (std::size_t e = 0; e < counts.experts.size(); ++e) {
-        if (counts.experts[e] < mean) bias[e] += rate;
-        if (counts.experts[e] > mean) bias[e] -= rate;
+        if (counts.experts[e] < mean) change[e] = rate;
+        if (counts.experts[e] > mean) change[e] = -rate;
       }
+      buffer.value.add_(change_E.to(buffer.value.device(), /*non_blocking=*/true));
     }
   }
 
