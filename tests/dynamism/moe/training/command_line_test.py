@@ -100,7 +100,6 @@ compare = ["uniform", "optimal"]
                              (("moe.drop=none",), ("moe.drop", "position")),
                              (("moe.aux_loss=0.1",), ("moe.aux_loss", "moe.router = bias")),
                              (("moe.expert_ranks=2",), ("moe.expert_ranks",)),
-                             (("model.family=gpt2",), ("moe.enabled", "model.family = gpt2")),
-                             (("run.device=cuda",), ("run.device",))):
+                             (("model.family=gpt2",), ("moe.enabled", "model.family = gpt2"))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)
