@@ -20,13 +20,11 @@ constexpr std::array<RefusedPair, 3> kRefusedPairs = {{
 }};
 
 constexpr std::string_view kNoTokens = "emulated layers have no tokens";
-constexpr std::string_view kRaggedOnCpus = "attention of chosen tokens runs on CPUs only";
-constexpr std::array<RefusedSetting, 8> kRefusedSettings = {{
+constexpr std::array<RefusedSetting, 7> kRefusedSettings = {{
     {"moe", "run.device", "emulated", kNoTokens},
     {"moe", "model.family", "gpt2", "experts are gated MLPs, as Mixtral has them"},
     {"pruning", "run.device", "emulated", "emulated layers have no weights to remove"},
-    {"sparse_attention", "run.device", "cuda", kRaggedOnCpus},
-    {"sparse_attention", "run.device", "emulated", kRaggedOnCpus},
+    {"sparse_attention", "run.device", "emulated", kNoTokens},
     {"mixture_of_depths", "run.device", "emulated", kNoTokens},
     {"early_exit", "run.device", "emulated", kNoTokens},
     {"freezing", "model.tied_embeddings", "true",

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/generic_selection.h"
 #include "dynmo/kernels/loops.h"
 
 namespace dynmo::kernels {
@@ -29,11 +30,12 @@ void hash_heads(const Tensor& x_BTHK, const Tensor& directions_HKS, Tensor& hash
 }  // namespace
 
 Tensor angular_hashes(const Tensor& x_BTHK, const Tensor& directions_HKS) {
-  DYNMO_CHECK(x_BTHK.is_cpu() && x_BTHK.stride(3) == 1 && directions_HKS.size(2) > 0 &&
+  DYNMO_CHECK(x_BTHK.stride(3) == 1 && directions_HKS.size(2) > 0 &&
                   directions_HKS.size(0) == x_BTHK.size(2) &&
                   directions_HKS.size(1) == x_BTHK.size(3),
               "directions of {} heads of {} elements, got {} of {}", x_BTHK.size(2), x_BTHK.size(3),
               directions_HKS.size(0), directions_HKS.size(1));
+  if (!x_BTHK.is_cpu()) return generic::angular_hashes(x_BTHK, directions_HKS);
   Tensor hashes_BHT = at::empty({x_BTHK.size(0), x_BTHK.size(2), x_BTHK.size(1)}, at::kInt);
   switch (x_BTHK.scalar_type()) {
     case at::kFloat:

@@ -21,6 +21,12 @@ namespace dynmo::kernels {
 // Returns the type itself if BLAS has these products, else fp32.
 [[nodiscard]] at::ScalarType product_type(at::ScalarType type);
 
+// Returns x with each head repeated for the query heads that share it, side by side. `heads` are
+// those of the queries.
+[[nodiscard]] at::Tensor repeated_heads(const at::Tensor& x_BTHK, std::int64_t heads);
+// Computes the gradient of repeated_heads(). `heads` are those of x.
+[[nodiscard]] at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads);
+
 // Like causal_attention() and its gradient, for CPU tensors. Tensors may have any strides, except
 // that K is contiguous. Results are contiguous.
 [[nodiscard]] Attention blocked_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,

@@ -57,23 +57,6 @@ void rotate_rows(at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine
   }
 }
 
-// Query heads that share a key head, side by side.
-at::Tensor repeated_heads(const at::Tensor& x_BTHK, std::int64_t heads) {
-  if (x_BTHK.size(2) == heads) return x_BTHK;
-  const std::int64_t group = heads / x_BTHK.size(2);
-  return x_BTHK.unsqueeze(3)
-      .expand({-1, -1, -1, group, -1})
-      .reshape({x_BTHK.size(0), x_BTHK.size(1), heads, x_BTHK.size(3)});
-}
-
-// The gradient of repeated_heads.
-at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads) {
-  if (gradient_BTHK.size(2) == heads) return gradient_BTHK.contiguous();
-  return gradient_BTHK
-      .reshape({gradient_BTHK.size(0), gradient_BTHK.size(1), heads, -1, gradient_BTHK.size(3)})
-      .sum(3);
-}
-
 // Handles fewer queries than keys: token t of q sees the keys up to its own place among all.
 Attention attention_of_last(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                             const at::Tensor& v_BTHK) {
@@ -87,6 +70,21 @@ Attention attention_of_last(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
 }
 
 }  // namespace
+
+at::Tensor repeated_heads(const at::Tensor& x_BTHK, std::int64_t heads) {
+  if (x_BTHK.size(2) == heads) return x_BTHK;
+  const std::int64_t group = heads / x_BTHK.size(2);
+  return x_BTHK.unsqueeze(3)
+      .expand({-1, -1, -1, group, -1})
+      .reshape({x_BTHK.size(0), x_BTHK.size(1), heads, x_BTHK.size(3)});
+}
+
+at::Tensor summed_heads(const at::Tensor& gradient_BTHK, std::int64_t heads) {
+  if (gradient_BTHK.size(2) == heads) return gradient_BTHK.contiguous();
+  return gradient_BTHK
+      .reshape({gradient_BTHK.size(0), gradient_BTHK.size(1), heads, -1, gradient_BTHK.size(3)})
+      .sum(3);
+}
 
 class RotaryTable::Copies {
  public:

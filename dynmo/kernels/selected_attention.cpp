@@ -15,6 +15,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/attention_blocks_impl.h"
 #include "dynmo/kernels/attention_impl.h"
+#include "dynmo/kernels/generic_selection.h"
 #include "dynmo/kernels/parallel_impl.h"
 
 namespace dynmo::kernels {
@@ -25,9 +26,6 @@ using blocks::Head;
 using blocks::Scratch;
 using blocks::Section;
 using blocks::Sizes;
-
-// The least square of a query whose key is x / |x|: keeps 0 at 0.
-constexpr double kLeast = 1e-12;
 
 const std::int64_t* numbers(const Tensor& x) { return x.const_data_ptr<std::int64_t>(); }
 
@@ -105,7 +103,7 @@ std::vector<loops::Wide<Element>> make_keys(Element* q, std::int64_t rows, const
   loops::row_products(q, sizes.head, q, sizes.head, rows, sizes.head, inverse.data());
   for (std::int64_t i = 0; i < rows; ++i) {
     Wide& of_row = inverse[static_cast<std::size_t>(i)];
-    of_row = 1 / std::sqrt(of_row + static_cast<Wide>(kLeast));
+    of_row = 1 / std::sqrt(of_row + static_cast<Wide>(kLeastSquare));
     for (Element* x = q + i * sizes.head; x < q + (i + 1) * sizes.head; ++x) {
       *x = static_cast<Element>(static_cast<Wide>(*x) * of_row);
     }
@@ -361,11 +359,15 @@ auto by_type(const Tensor& x, Float of_float, Double of_double, Narrow of_narrow
 }  // namespace
 
 std::int64_t pairs_of(const Tensor& q_BTHK, const Selection& selection) {
-  return pairs_of(ragged_of(q_BTHK, selection));
+  return selection.padded() ? selection.pairs : pairs_of(ragged_of(q_BTHK, selection));
 }
 
 Attention selected_attention(const Tensor& q_BTHK, const Tensor& k_BTGK, const Tensor& v_BTGK,
                              const Selection& selection) {
+  if (selection.padded()) {
+    DYNMO_CHECK(!k_BTGK.defined(), "keys that are queries, of sections that are padded");
+    return generic::selected_attention(q_BTHK, v_BTGK, selection);
+  }
   const Operands x = operands_of(q_BTHK, k_BTGK, v_BTGK, selection);
   const blocks::RaggedSections ragged(ragged_of(q_BTHK, selection));
   Attention attention = by_type(
@@ -380,6 +382,10 @@ AttentionGradient selected_attention_gradient(const Tensor& gradient_BTHK, const
                                               const Tensor& k_BTGK, const Tensor& v_BTGK,
                                               const Attention& attention,
                                               const Selection& selection) {
+  if (selection.padded()) {
+    return generic::selected_attention_gradient(gradient_BTHK, q_BTHK, v_BTGK, attention,
+                                                selection);
+  }
   const Operands x = operands_of(q_BTHK, k_BTGK, v_BTGK, selection);
   DYNMO_CHECK(gradient_BTHK.stride(3) == 1, "the elements of a head together, got stride {}",
               gradient_BTHK.stride(3));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention on chosen rows of queries and keys, so that its time is proportional to their pairs. On
-// the CPU.
+// Attention on chosen rows of queries and keys, so that its time is proportional to their pairs.
+// On a device, in the padded form of a selection alone (generic_selection.h).
 //
 // Dimensions as in operations.h, G key heads.
 
@@ -24,7 +24,18 @@ struct Selection {
   at::Tensor keys;
   at::Tensor key_offsets;
   Mask mask = Mask::kCausal;
+
+  // The padded form, in place of these four tensors. Each of N = B H heads has S sections, and L is
+  // the length of the longest one. All rows are chosen, as queries and as keys. The mask is
+  // kStrict.
+  at::Tensor rows_NLS = {};  // int64, the row at each place; -1: none, behind those of its section
+  at::Tensor places = {};    // int64, the place of each row in rows_NLS, counted through
+  std::int64_t pairs = 0;
+  [[nodiscard]] bool padded() const { return rows_NLS.defined(); }
 };
+
+// Added to the square of a query's norm where the query with norm 1 is a key: keeps 0 at 0.
+constexpr double kLeastSquare = 1e-12;
 
 // Returns the number of pairs (query, key) of all heads and sequences in the selection.
 [[nodiscard]] std::int64_t pairs_of(const at::Tensor& q_BTHK, const Selection& selection);

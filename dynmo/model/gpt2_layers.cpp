@@ -154,7 +154,8 @@ struct SavedAttention : SavedNorm {
   std::vector<Tensor> tensors() const override {
     return with_norm({qkv_N3D, attention.out_BTHK, attention.log_sum_exp, mask, update_gradient_ND,
                       selection.queries,
-                      selection.keys.is_same(selection.queries) ? Tensor() : selection.keys});
+                      selection.keys.is_same(selection.queries) ? Tensor() : selection.keys,
+                      selection.rows_NLS, selection.places});
   }
 };
 

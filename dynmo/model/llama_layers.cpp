@@ -78,6 +78,8 @@ struct SavedAttention : Saved {
             v_BTHK,
             selection.queries,
             selection.keys.is_same(selection.queries) ? Tensor() : selection.keys,
+            selection.rows_NLS,
+            selection.places,
             positions_BT,
             mask,
             update_gradient_ND,

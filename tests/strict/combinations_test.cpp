@@ -20,15 +20,17 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-enum class Technique { kDense, kFreezing, kDepths, kPruning, kExits, kExperts };
+enum class Technique { kDense, kFreezing, kDepths, kPruning, kExits, kExperts, kHash };
 constexpr std::array kTechniques = {Technique::kDense,   Technique::kFreezing, Technique::kDepths,
-                                    Technique::kPruning, Technique::kExits,    Technique::kExperts};
+                                    Technique::kPruning, Technique::kExits,    Technique::kExperts,
+                                    Technique::kHash};
 
 std::string_view name_of(Technique technique) {
   if (technique == Technique::kDepths) return "depths";
   if (technique == Technique::kPruning) return "pruning";
   if (technique == Technique::kExits) return "exits";
   if (technique == Technique::kExperts) return "experts";
+  if (technique == Technique::kHash) return "hash";
   return technique == Technique::kDense ? "dense" : "freezing";
 }
 
@@ -51,6 +53,14 @@ dynamism::MakeSources exits(dynamism::ExitConfidence confidence, double loss) {
                                                         .ramp_steps = 3,
                                                         .confidence = confidence,
                                                         .exit_loss = loss}));
+    return sources;
+  };
+}
+
+dynamism::MakeSources hash() {
+  return [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_sparse_attention_source({.buckets = 4}));
     return sources;
   };
 }
@@ -107,6 +117,7 @@ std::vector<DeviceCell> device_cells() {
             fp32 ? setting == "moves" || setting == "recompute" || setting == "replicas"
                  : setting == "plain";
         if (technique == Technique::kExperts && !routes) continue;
+        if (technique == Technique::kHash && !changes) continue;
         all.push_back({technique, precision, setting});
       }
     }
@@ -150,6 +161,10 @@ RunOptions run_of(const DeviceCell& cell) {
       confidence = dynamism::ExitConfidence::kClassifier;
     if (cell.setting == "gpt2") confidence = dynamism::ExitConfidence::kSimilarity;
     run.make_sources = exits(confidence, cell.setting == "gpt2" ? 0 : 0.1);
+    run.layers = shaped(std::move(run.layers), run.make_sources);
+  }
+  if (cell.technique == Technique::kHash) {
+    run.make_sources = hash();
     run.layers = shaped(std::move(run.layers), run.make_sources);
   }
   // At the peak of the others, roundings of bf16 alone grow beyond the tolerance in 20 steps, also
@@ -240,6 +255,18 @@ TEST(FiguresOnStrictDevice, OfMixtureOfDepthsAreThoseOfTheCpu) {
       EXPECT_NEAR(actual[step].at("predictor_loss").at(block).get<double>(), loss, 1e-5 * loss);
     }
   }
+}
+
+TEST(FiguresOnStrictDevice, OfSparseAttentionAreThoseOfTheCpu) {
+  RunOptions run = run_of({Technique::kHash, cost::Precision::kFp32, "plain"});
+  run.steps = 6;
+  run.staging.device = at::kCPU;
+  const std::vector<Json> expected = figures_of(run);
+  run.staging.device = strict::open(0);
+  const std::vector<Json> actual = figures_of(run);
+  ASSERT_EQ(expected.size(), 5U);
+  EXPECT_EQ(actual, expected);
+  EXPECT_LT(actual.back().at("share").get<double>(), 0.9);
 }
 
 TEST(ExitsOnStrictDevice, GoOnWhenAllTokensLeaveAtTheFirst) {

@@ -54,7 +54,7 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   EXPECT_TRUE(validate(config));
   EXPECT_TRUE(on_device(config));
   EXPECT_EQ(identity(config), identity(cpu)) << "a run moves from one device to another";
-  for (const char* source : {"moe", "sparse_attention"}) {
+  for (const char* source : {"moe"}) {
     config::Config refused = config;
     refused.train.steps = 10'000;  // each source has something to do
     ASSERT_TRUE(apply_settings(refused, std::vector{fmt::format("{}.enabled=true", source)}));
@@ -71,6 +71,13 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   EXPECT_EQ(validate(sliced).error().message,
             "model.head_slices is 2 and early_exit.enabled is true with run.device = strict: heads "
             "of exits are whole there; wanted model.head_slices = 1");
+  config::Config dropped = config;
+  ASSERT_TRUE(apply_settings(dropped, std::vector<std::string>{"sparse_attention.enabled=true"}));
+  EXPECT_TRUE(validate(dropped));
+  ASSERT_TRUE(apply_settings(dropped, std::vector<std::string>{"sparse_attention.rule=drop"}));
+  EXPECT_EQ(validate(dropped).error().message,
+            "sparse_attention.rule is drop with run.device = strict: dropped rows are left out on "
+            "CPUs only; wanted sparse_attention.rule = hash or run.device = cpu");
   config.run.device = "gpu";
   EXPECT_EQ(validate(config).error().message,
             "run.device is 'gpu', wanted cpu, cuda, strict or emulated");

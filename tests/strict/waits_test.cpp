@@ -107,6 +107,22 @@ TEST(WaitsOfAStep, AreOneMoreALayerOfExpertsAndMicroBatch) {
   }
 }
 
+// The longest bucket decides shapes.
+TEST(WaitsOfAStep, AreOneMoreALayerOfHashesAndMicroBatch) {
+  RunOptions run{.steps = 6, .cut = {kLayers}};
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_sparse_attention_source({.buckets = 4}));
+    return sources;
+  };
+  const model::LlamaConfig config = small_model();
+  run.layers = shaped(model::make_llama(config), run.make_sources);
+  for (const Waits& waits : waits_by_step(run)) {
+    EXPECT_EQ(waits, (Waits{{"aten::copy_", config.shape.blocks * run.micro_batches},
+                            {"synchronize device", 1}}));
+  }
+}
+
 // Without channels each message to another stage passes through host memory, and its sender waits.
 TEST(WaitsOfAStep, AreOneARankAndOneAMessageThroughHostMemory) {
   const RunOptions run{.steps = 6, .cut = {3, 2, 3}};

@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 
+#include "dynmo/core/device_names.h"
 #include "dynmo/core/effects.h"
 
 namespace dynmo::dynamism {
@@ -86,6 +87,15 @@ Expected<void> check(const SparseAttentionOptions& options) {
   return make_error(ErrorCode::kBadInput,
                     "sparse_attention.min_skew is {}, wanted at most sparse_attention.max_skew, {}",
                     options.min_skew, options.max_skew);
+}
+
+Expected<void> check_training(const SparseAttentionOptions& options,
+                              const TrainingSetting& setting) {
+  if (options.rule != SparseRule::kDrop || !is_device_name(setting.device)) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "sparse_attention.rule is drop with run.device = {}: dropped rows are left out "
+                    "on CPUs only; wanted sparse_attention.rule = hash or run.device = cpu",
+                    setting.device);
 }
 
 }  // namespace dynmo::dynamism

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/dynamism/source_entry.h"
 #include "dynmo/dynamism/source_key.h"
 
 namespace dynmo::dynamism {
@@ -36,5 +37,8 @@ struct SparseAttentionOptions {
 // Checks the values. Returns kBadInput with a key outside its range, min_skew above max_skew, or an
 // odd number of buckets.
 [[nodiscard]] Expected<void> check(const SparseAttentionOptions& options);
+// Returns kBadInput for the rule `drop` on a device.
+[[nodiscard]] Expected<void> check_training(const SparseAttentionOptions& options,
+                                            const TrainingSetting& setting);
 
 }  // namespace dynmo::dynamism

@@ -13,6 +13,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/kernels/angular_hashes.h"
+#include "dynmo/kernels/generic_selection.h"
 #include "dynmo/kernels/host_memory.h"
 
 namespace dynmo::dynamism {
@@ -46,11 +47,12 @@ class HashPattern final : public model::AttentionPattern {
     const std::int64_t sequences = q_BTHK.size(0);
     const std::int64_t tokens = q_BTHK.size(1);
     const std::int64_t heads = q_BTHK.size(2);
-    at::Tensor bucket_BHT = at::zeros({sequences, heads, tokens}, at::kInt);
+    at::Tensor bucket_BHT = at::zeros({sequences, heads, tokens}, q_BTHK.options().dtype(at::kInt));
     if (buckets_ > 1) {
       bucket_BHT = kernels::angular_hashes(
-          q_BTHK, directions(pattern_key(kDirections, state, context), heads, q_BTHK.size(3)));
+          q_BTHK, directions(pattern_key(kDirections, state, context), q_BTHK));
     }
+    if (!q_BTHK.is_cpu()) return kernels::generic::select_buckets(bucket_BHT, buckets_);
     // A counting sort for each head: by bucket, then by time.
     std::vector<std::int64_t> rows(static_cast<std::size_t>(bucket_BHT.numel()));
     std::vector<std::int64_t> offsets;
@@ -82,10 +84,13 @@ class HashPattern final : public model::AttentionPattern {
   }
 
  private:
-  // Unit columns by head, HKS.
-  at::Tensor directions(std::uint64_t key, std::int64_t heads, std::int64_t size) const {
+  // Unit columns by head, HKS, on q's device. It reads them from pinned memory, so nobody waits.
+  at::Tensor directions(std::uint64_t key, const at::Tensor& q_BTHK) const {
+    const std::int64_t heads = q_BTHK.size(2);
+    const std::int64_t size = q_BTHK.size(3);
     const std::int64_t count = buckets_ / 2;
-    at::Tensor all = at::empty({heads, size, count}, at::kDouble);
+    at::Tensor all =
+        at::empty({heads, size, count}, at::dtype(at::kDouble).pinned_memory(!q_BTHK.is_cpu()));
     auto* element = kernels::host_data<double>(all);
     for (std::int64_t h = 0; h < heads; ++h, element += size * count) {
       Rng rng(mix_key({key, static_cast<std::uint64_t>(h)}));
@@ -99,7 +104,7 @@ class HashPattern final : public model::AttentionPattern {
         for (std::int64_t k = 0; k < size; ++k) element[k * count + s] /= std::sqrt(squares);
       }
     }
-    return all;
+    return all.to(q_BTHK.device(), /*non_blocking=*/true);
   }
 
   std::int64_t buckets_;

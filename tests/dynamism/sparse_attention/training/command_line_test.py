@@ -54,6 +54,7 @@ class SparseAttention(SourceCase):
                              (("sparse_attention.dropped=1",), ("sparse_attention.dropped", "below 1")),
                              (("sparse_attention.rule=random",), ("sparse_attention.rule", "hash")),
                              (("sparse_attention.max_skew=0.3",), ("sparse_attention.max_skew",)),
-                             (("run.device=cuda",), ("run.device",))):
+                             (("sparse_attention.rule=drop", "sparse_attention.buckets=16", "run.device=cuda"),
+                              ("sparse_attention.rule is drop", "run.device = cuda"))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)
