@@ -66,7 +66,7 @@ Selection ragged_selection(const std::vector<std::vector<std::int64_t>>& section
 }
 
 // Largest distance in units of the largest expected element.
-double distance(const at::Tensor& actual, const at::Tensor& expected) {
+double selection_distance(const at::Tensor& actual, const at::Tensor& expected) {
   EXPECT_EQ(actual.scalar_type(), expected.scalar_type());
   EXPECT_EQ(actual.sizes(), expected.sizes());
   const at::Tensor exact = expected.to(at::kDouble);
@@ -141,22 +141,24 @@ TEST(GenericBuckets, AttendAsOnTheCpuAndSoDoTheirGradients) {
           EXPECT_EQ(pairs_of(q, padded), pairs_of(q, ragged)) << where;
           const Attention expected = selected_attention(q, {}, v, ragged);
           const Attention actual = selected_attention(q, {}, v, padded);
-          EXPECT_LT(distance(actual.out_BTHK, expected.out_BTHK), tolerance) << where;
+          EXPECT_LT(selection_distance(actual.out_BTHK, expected.out_BTHK), tolerance) << where;
           const AttentionGradient expected_gradient =
               selected_attention_gradient(slope, q, {}, v, expected, ragged);
           const AttentionGradient gradient =
               selected_attention_gradient(slope, q, {}, v, actual, padded);
           EXPECT_FALSE(gradient.k_BTHK.defined());
-          // Through a key of norm 0 comes 1e6 times the gradient.
+          // Through a key of norm 0 comes 1e6 times the gradient. A query with one key has none but
+          // by rounding.
           for (const std::int64_t first : {std::int64_t(0), std::int64_t(1)}) {
-            if (first == tokens) continue;
+            if (tokens <= 2) continue;
             const std::int64_t count = first == 0 ? 1 : tokens - 1;
-            EXPECT_LT(distance(gradient.q_BTHK.narrow(1, first, count),
-                               expected_gradient.q_BTHK.narrow(1, first, count)),
+            EXPECT_LT(selection_distance(gradient.q_BTHK.narrow(1, first, count),
+                                         expected_gradient.q_BTHK.narrow(1, first, count)),
                       tolerance)
                 << where << ", tokens from " << first;
           }
-          EXPECT_LT(distance(gradient.v_BTHK, expected_gradient.v_BTHK), tolerance) << where;
+          EXPECT_LT(selection_distance(gradient.v_BTHK, expected_gradient.v_BTHK), tolerance)
+              << where;
         }
       }
     }
