@@ -34,7 +34,8 @@ execute_process(COMMAND "${_dynmo_python}" -m nanobind --cmake_dir
   OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE _dynmo_nanobind)
 if(_dynmo_nanobind EQUAL 0)
   set(Python_EXECUTABLE "${_dynmo_python}")
-  find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
+  # The wheel says of which Python the stable interface is; nanobind takes it if this component is found.
+  find_package(Python 3.10 COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
 endif()
 if(_dynmo_nanobind EQUAL 0 AND Python_Development.Module_FOUND)
   find_package(nanobind CONFIG REQUIRED)

@@ -37,6 +37,9 @@ double sum_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
+// Adds up two independent noises. std::hypot would want glibc 2.35.
+double root_of_squares(double a, double b) { return std::sqrt(a * a + b * b); }
+
 // Shares of the work, by stage.
 std::vector<double> stage_shares(const plan::Plan& plan, const std::vector<double>& work) {
   const double total = sum_of(work);
@@ -187,7 +190,7 @@ std::map<Rank, Controller::RankWork> Controller::rank_work(const Boundary& now,
   const std::vector<Rank> owners = plan::owners(now.plan);
   for (std::size_t i = 0; i < work.size() && total > 0; ++i) {
     double& noise = ranks[owners[i]].noise;
-    noise = std::hypot(noise, work[i] / total);
+    noise = root_of_squares(noise, work[i] / total);
   }
   return ranks;
 }
@@ -239,8 +242,8 @@ bool Controller::counted(const Boundary& now, const cost::ModelCost& costs) cons
 
 // Noise of the difference of two measured shares of a rank.
 double Controller::noise_of(const RankWork& work) const {
-  return std::sqrt(2.0) *
-         std::hypot(profiler_.relative_noise() * work.noise, profiler_.rank_noise() * work.share);
+  return std::sqrt(2.0) * root_of_squares(profiler_.relative_noise() * work.noise,
+                                          profiler_.rank_noise() * work.share);
 }
 
 // Whether a rank's share of the work has changed since the last plan, by more than the least gain
@@ -282,7 +285,7 @@ PolicyInput Controller::input(Cause cause, const Boundary& now, const cost::Clus
                               const cost::ModelCost& costs) const {
   return {.current = now.plan,
           .model = costs,
-          .relative_noise = std::hypot(profiler_.relative_noise(), profiler_.work_noise()),
+          .relative_noise = root_of_squares(profiler_.relative_noise(), profiler_.work_noise()),
           .cluster = ranks,
           .micro_batches = options_.micro_batches,
           .horizon_steps = options_.accumulation * horizon_steps(cause, now.step),

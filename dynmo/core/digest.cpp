@@ -5,7 +5,7 @@
 #include <xxhash.h>
 // Chooses the processor's widest vectors at run time: 37 GB/s instead of 15 with AVX-512. Where the
 // library was built without it, its header is not there.
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#if !defined(XXH_INLINE_ALL) && defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
 #include <xxh_x86dispatch.h>
 #endif
 
