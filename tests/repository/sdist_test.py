@@ -34,7 +34,9 @@ class SourceDistribution(unittest.TestCase):
             command += [f"-D{name}={value}" for name, value in settings.items()]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            # Without a checkout the program has its version and no commit.
+            if "Python module: for" not in done.stdout:
+                self.skipTest("no Python here has nanobind (scripts/setup python)")
+            # Without a checkout the module has its version and no commit.
             built = subprocess.run(["cmake", "--build", command[6], "--target", "dynmo_version_source"], capture_output=True, text=True, check=False)
             self.assertEqual(built.returncode, 0, built.stdout + built.stderr)
             self.assertIn(f'kVersion = "{PROJECT["version"]}"', (pathlib.Path(folder) / "build/version/version.cpp").read_text())
