@@ -118,8 +118,8 @@ install: build
 	@cmake --install build/$(PRESET) --prefix $(PREFIX)
 
 release:
-	@scripts/setup core python
-	@scripts/package --binary
+	@scripts/setup core python wheel
+	@scripts/package --binary --wheel
 
 clean:
 	rm -rf build

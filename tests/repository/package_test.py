@@ -8,12 +8,15 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest
+import zipfile
+from unittest import mock
 
 from text_test import ROOT
 
@@ -56,6 +59,52 @@ class Archives(unittest.TestCase):
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(one))) as archive:
             found = [(member.name, member.mode, member.mtime, archive.extractfile(member).read().decode()) for member in archive.getmembers()]
         self.assertEqual(found, [("a/a", 0o755, 7, "a/a"), ("a/b", 0o755, 7, "a/b")])
+
+
+class Wheels(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def test_may_ask_for_what_every_system_has(self):
+        package.check_needed("_core.so", {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2",
+                                          "ld-linux-aarch64.so.1"})
+        for library in ("libfmt.so.9", "libxxhash.so.0", "libcrypto.so.3", "libc.so", "libstdc++.so.6.1"):
+            with self.assertRaisesRegex(package.Refusal, rf"_core.so asks for {re.escape(library)}: a wheel may ask for "):
+                package.check_needed("_core.so", {"libc.so.6", library})
+
+    @unittest.skipUnless(shutil.which("readelf"), "no readelf here")
+    def test_are_read_for_what_they_ask_for(self):
+        shell = pathlib.Path(shutil.which("bash")).resolve()
+        self.assertIn("libc.so.6", package.needed(shell))
+        wheel = self.folder / "some.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("some/__init__.py", "")
+            archive.write(shell, "some/_core.abi3.so")  # asks for libtinfo
+        with self.assertRaisesRegex(package.Refusal, r"\Asome/_core.abi3.so asks for libtinfo"):
+            package.check_wheel(wheel)
+
+    def test_carry_a_notice_of_each_library_in_them(self):
+        table = (ROOT / "docs/third-party.md").read_text()
+        rows = {row[0]: row for row in package.dependencies(table)}
+        self.assertEqual([name for name in package.BY_HEADER if name not in rows or not rows[name][5].startswith(("headers", "linked"))], [])
+        nanobind = self.folder / "nanobind"
+        paths = package.notice_paths(table, nanobind)
+        self.assertEqual(set(paths), {*package.BY_HEADER, "nanobind", "robin-map"})
+        self.assertEqual(paths["toml++"], pathlib.Path("/usr/share/doc/libtomlplusplus-dev/copyright"))
+        paths = {"a/b": nanobind / "copyright", "robin-map": paths["robin-map"]}
+        with self.assertRaisesRegex(package.Refusal, r"\Ano /\S+/copyright, the notice of a/b "):
+            package.notices(paths)
+        paths["robin-map"].parent.mkdir(parents=True)
+        paths["robin-map"].write_text("/**\n * MIT License\n *\n * Copyright\n */\n#include <map>\n")
+        paths["a/b"].write_text("Copyright\n")
+        self.assertEqual(package.notices(paths), {"NOTICE.a-b": "Copyright\n", "NOTICE.robin-map": "MIT License\n\nCopyright\n"})
+
+    def test_want_auditwheel(self):
+        with mock.patch.object(package, "CACHE", self.folder):
+            with self.assertRaisesRegex(package.Refusal, r"\Ano auditwheel here: run scripts/setup wheel\Z"):
+                package.auditor()
 
 
 class Repository(unittest.TestCase):

