@@ -24,7 +24,8 @@ SPDX = {"expat": "MIT", "bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-C
 PHRASES = {"GPL-3.0-or-later WITH GCC-exception-3.1": ("GCC RUNTIME LIBRARY EXCEPTION", "version 3"),
            "LGPL-2.1-or-later": ("GNU Lesser General Public", "version 2.1 of the License, or (at your option) any later version")}
 # What wheels without an SPDX expression say.
-WHEEL_SPDX = {"Apache": "Apache-2.0", "Apache 2.0 License": "Apache-2.0", "License :: OSI Approved :: Apache Software License": "Apache-2.0"}
+WHEEL_SPDX = {"Apache": "Apache-2.0", "GPL-3.0-or-later": "GPL-3.0-or-later",
+              "Apache 2.0 License": "Apache-2.0", "License :: OSI Approved :: Apache Software License": "Apache-2.0"}
 
 
 def spdx_of_copyright(text):
