@@ -27,6 +27,9 @@ constexpr double kLeastSlow = 0.2231;    // log 1.25
 constexpr double kLeastOfSlow = 0.0953;  // log 1.1, of a rank that is slow already
 constexpr double kFullSpeed = 1.05;      // a smaller factor is none
 
+// A rank that has left the group, but computed some of the steps in the window.
+bool is_lost(Rank rank) { return rank < Rank(0); }
+
 // A layer's forward passes, or its weight gradients. Values are by step, logarithms against the
 // median of the older steps.
 struct Part {
@@ -266,6 +269,7 @@ void RankSpeeds::learn_from_moves() {
     if (before.owners[layer] != now.owners[layer]) left[before.owners[layer]].insert(layer);
   }
   for (const auto& [rank, layers] : left) {
+    if (is_lost(rank)) continue;
     const double slowness = factor(rank);
     const double refuted = slowness > 1 ? std::log(slowness) / 2 : kLeastSlow;
     const double change = evidence.shared(layers, std::min(refuted, kLeastSlow));
@@ -339,7 +343,7 @@ cost::Cluster RankSpeeds::slowed(cost::Cluster ranks) const {
   return ranks;
 }
 
-// Lost ranks get numbers behind the present ones, as in the profiler.
+// Lost ranks get negative numbers.
 void RankSpeeds::ranks_changed(const std::vector<std::optional<Rank>>& before) {
   std::map<Rank, Rank> now;
   std::map<Rank, double> factors;
@@ -350,10 +354,14 @@ void RankSpeeds::ranks_changed(const std::vector<std::optional<Rank>>& before) {
     if (factor(*before[i]) > 1) factors.emplace(rank, factor(*before[i]));
   }
   factors_ = std::move(factors);
-  auto next = static_cast<std::int32_t>(before.size());
+  Rank lowest(0);
+  for (const Step& step : window_) {
+    for (const Rank owner : step.owners) lowest = std::min(lowest, owner);
+  }
   for (Step& step : window_) {
     for (Rank& owner : step.owners) {
-      if (!now.contains(owner)) now.emplace(owner, Rank(next++));
+      if (is_lost(owner)) continue;
+      if (!now.contains(owner)) now.emplace(owner, Rank(--lowest.value));
       owner = now.at(owner);
     }
   }

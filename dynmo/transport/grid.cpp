@@ -36,6 +36,8 @@ Grid::Grid(Transport& world, int replicas)
 }
 
 std::string Grid::name_of(Rank position) const {
+  DYNMO_CHECK(position.value >= 0 && position.value < positions(), "a position below {}, got {}",
+              positions(), position);
   std::string text = replicas() > 1 ? "ranks" : "rank";
   for (int i = 0; i < replicas(); ++i) {
     text += fmt::format("{} {}", i > 0 ? "," : "", numbers_[world_rank({i, position}).index()]);

@@ -36,7 +36,8 @@ class Grid {
   // Returns the axis of replicas: the ranks that hold the same layers, numbered by replica.
   [[nodiscard]] Transport& peers() const { return *peers_; }
 
-  // Returns the ranks of the group at a position as text: "rank 1", "ranks 1, 3".
+  // Returns the ranks of the group at a position as text: "rank 1", "ranks 1, 3". Requires one of
+  // the grid.
   [[nodiscard]] std::string name_of(Rank position) const;
 
  private:

@@ -166,6 +166,25 @@ TEST(RankSpeeds, FollowRanksThatGetOtherNumbers) {
   EXPECT_EQ(watch.speeds.slowed(cost::equal_ranks(2)), cost::equal_ranks(2));
 }
 
+// Layers that leave a rank with the rank itself say nothing of a rank that is there, nor of one
+// that comes later and gets a number like it.
+TEST(RankSpeeds, AreNotLearntForRanksThatHaveLeft) {
+  const auto always_slow = [](int, int layer) { return is_slowed(layer) ? 2.0 : 1.0; };
+  const auto alike = [](int, int) { return 1.0; };
+  for (const bool twice : {false, true}) {
+    Watch watch;
+    watch.run(30, always_slow);
+    watch.speeds.ranks_changed({Rank(0), Rank(2)});
+    if (twice) watch.speeds.ranks_changed({Rank(0)});
+    watch.run(40, alike,
+              twice ? plan::make_plan({8}, schedule::ScheduleKind::k1F1B, 1)
+                    : plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B, 1));
+    EXPECT_TRUE(watch.found.empty()) << "rank " << watch.found.front().change.rank.value;
+    watch.speeds.ranks_changed({Rank(0), std::nullopt, std::nullopt});
+    EXPECT_EQ(watch.speeds.slowed(cost::equal_ranks(3)), cost::equal_ranks(3));
+  }
+}
+
 // Small models of every source, 8 ranks, noise of layers and ranks, and bursts of one rank.
 class NoFalseAlarm : public ::testing::TestWithParam<std::string> {};
 
