@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/generate.h"

@@ -27,7 +27,7 @@
 #include "dynmo/config/learning_rate.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/model/adamw.h"
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/process/launcher.h"
 #include "dynmo/runtime/pieces.h"

@@ -56,25 +56,9 @@ function(dynmo_files variable folder ending)
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
-# dynmo_library(NAME FOLDER...): target dynmo_NAME, alias dynmo::NAME, of the sources and headers in dynmo/FOLDER. Headers
-# ending in _impl.h are private.
+# dynmo_library(NAME FOLDER...): target dynmo_NAME, alias dynmo::NAME, of the sources and headers in dynmo/FOLDER.
 function(dynmo_library name)
-  set(sources "")
-  set(headers "")
-  # Six sources with libtorch take 18 seconds, twelve take 24: most of it is headers and templates that all of them share.
-  set(at_once 6)
-  if(name STREQUAL "runtime")
-    set(at_once 12)
-  endif()
-  foreach(folder IN LISTS ARGN)
-    dynmo_files(found ${folder} cpp)
-    list(APPEND sources ${found})
-    dynmo_group(${folder} ${at_once} ${found})
-    dynmo_files(found ${folder} h)
-    list(FILTER found EXCLUDE REGEX "_impl\\.h$")
-    list(APPEND headers ${found})
-  endforeach()
-  add_library(dynmo_${name} STATIC ${sources})
+  add_library(dynmo_${name} STATIC)
   add_library(dynmo::${name} ALIAS dynmo_${name})
   # The second makes the target all_verify_interface_header_sets, which compiles each public header alone.
   # Position-independent, for the Python module and for shared libraries of others (dynmo::runtime is for programs).
@@ -84,9 +68,26 @@ function(dynmo_library name)
   endif()
   set_target_properties(dynmo_${name} PROPERTIES EXPORT_NAME ${name} VERIFY_INTERFACE_HEADER_SETS ON
     UNITY_BUILD_MODE GROUP)
-  target_sources(dynmo_${name} PUBLIC FILE_SET HEADERS BASE_DIRS "${CMAKE_SOURCE_DIR}" FILES ${headers})
   target_compile_features(dynmo_${name} PUBLIC cxx_std_20)
   target_link_libraries(dynmo_${name} PRIVATE $<BUILD_INTERFACE:dynmo_options>)
+  dynmo_add_folders(${name} ${ARGN})
+endfunction()
+
+# dynmo_add_folders(NAME FOLDER...): more folders for target dynmo_NAME. Headers ending in _impl.h are private.
+function(dynmo_add_folders name)
+  # Six sources with libtorch take 18 seconds, twelve take 24: most of it is headers and templates that all of them share.
+  set(at_once 6)
+  if(name STREQUAL "runtime")
+    set(at_once 12)
+  endif()
+  foreach(folder IN LISTS ARGN)
+    dynmo_files(found ${folder} cpp)
+    target_sources(dynmo_${name} PRIVATE ${found})
+    dynmo_group(${folder} ${at_once} ${found})
+    dynmo_files(found ${folder} h)
+    list(FILTER found EXCLUDE REGEX "_impl\\.h$")
+    target_sources(dynmo_${name} PUBLIC FILE_SET HEADERS BASE_DIRS "${CMAKE_SOURCE_DIR}" FILES ${found})
+  endforeach()
 endfunction()
 
 # dynmo_embed(TARGET FILE NAMESPACE VARIABLE): puts a text file into the library, as a std::string_view that the source which

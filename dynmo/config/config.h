@@ -107,7 +107,7 @@ struct Config {
     bool asynchronous = true;             // written while training continues
     Bytes memory{std::int64_t{2} << 30};  // maximum copy of a rank; the rest is written at once
   } checkpoint;
-  // Costs of layers for run.device = "emulated" (model/emulated.h). One of the two files is set.
+  // Costs of layers for run.device = "emulated" (model/emulated). One of the two files is set.
   struct Emulated {
     std::string profile;                        // "dynmo-profile-1": the same costs in every step
     std::string trace;                          // "dynmo-load-trace-1": costs by step

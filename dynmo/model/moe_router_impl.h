@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the router's two forms share: of the CPU, by loops (moe_router.cpp), and of a device, by
-// libtorch's operations (moe_router_on_device.cpp). Both compute in fp64.
+// The parts that the router's two forms share. The form of the CPU is made of loops
+// (moe_router.cpp), that of a device of libtorch's operations (moe_router_on_device.cpp). Both
+// compute in fp64.
 
 #include <ATen/core/Tensor.h>
 

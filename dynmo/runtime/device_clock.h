@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <deque>
 
-#include "dynmo/model/emulated_device.h"
+#include "dynmo/model/emulated/device.h"
 
 namespace dynmo::runtime {
 

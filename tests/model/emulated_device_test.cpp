@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/emulated_device.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +6,8 @@
 #include <cstdint>
 #include <thread>
 
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/device.h"
+#include "dynmo/model/emulated/layer.h"
 #include "helpers.h"
 
 namespace dynmo::model {

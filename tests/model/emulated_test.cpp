@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/emulated.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "dynmo/model/emulated/layer.h"
 #include "dynmo/model/output_shape.h"
 #include "helpers.h"
 

@@ -15,7 +15,8 @@ WHOLE_LIBTORCH = re.compile(r"^torch/(torch|all|extension)\.h$")
 def folder_map(root):
     """(folders of dynmo::core, folders of dynmo::runtime), each in the order of the map, as the build has them."""
     text = (root / "CMakeLists.txt").read_text()
-    return tuple(re.search(rf"dynmo_library\({name} ([^)]*)\)", text).group(1).split() for name in ("core", "runtime"))
+    return tuple([folder for found in re.findall(rf"dynmo_(?:library|add_folders)\({name} ([^)]*)\)", text) for folder in found.split()]
+                 for name in ("core", "runtime"))
 
 
 def room(parts, order):

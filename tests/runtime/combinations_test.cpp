@@ -16,7 +16,7 @@
 #include "dynmo/dynamism/source_options.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/decoder.h"
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 #include "pipeline_fixture.h"
 
 namespace dynmo::runtime::testing {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 #include "dynmo/plan/evaluate.h"
 #include "pipeline_fixture.h"
 

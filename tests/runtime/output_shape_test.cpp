@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 #include "dynmo/transport/traffic.h"
 #include "pipeline_fixture.h"
 

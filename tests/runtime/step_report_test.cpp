@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 #include "dynmo/runtime/rank_times.h"
 #include "pipeline_fixture.h"
 

@@ -15,7 +15,7 @@
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/dynamism/registry.h"
 #include "dynmo/dynamism/training/sources.h"
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 #include "dynmo/plan/migration.h"
 #include "dynmo/plan/pack.h"
 #include "dynmo/runtime/regroup.h"

@@ -9,7 +9,7 @@
 #include "dynmo/cost/files.h"
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/dynamism/registry.h"
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 
 namespace dynmo::train {
 namespace {

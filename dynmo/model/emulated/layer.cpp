@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/emulated.h"
+#include "dynmo/model/emulated/layer.h"
 
 #include <ATen/ATen.h>
 
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
-#include "dynmo/model/emulated_device.h"
+#include "dynmo/model/emulated/device.h"
 #include "dynmo/model/output_shape.h"
 
 namespace dynmo::model {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/model/emulated_device.h"
+#include "dynmo/model/emulated/device.h"
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
