@@ -3,11 +3,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 
@@ -71,6 +73,11 @@ Expected<at::Device> open_cuda(int local_rank) {
   const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank % devices));
   c10::impl::getDeviceGuardImpl(at::kCUDA)->setDevice(device);
   return device;
+}
+
+Bytes cuda_memory(at::Device device) {
+  const auto [free, total] = at::getDeviceAllocator(at::kCUDA)->getMemoryInfo(device.index());
+  return Bytes{static_cast<std::int64_t>(total)};
 }
 
 }  // namespace dynmo::c10d

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::c10d {
 
@@ -28,5 +29,8 @@ namespace dynmo::c10d {
 // From then on libtorch chooses operations that give the same bits each time, where it has a
 // choice. It refuses operations that never do.
 [[nodiscard]] Expected<at::Device> open_cuda(int local_rank);
+
+// Returns the memory of an open device, in all.
+[[nodiscard]] Bytes cuda_memory(at::Device device);
 
 }  // namespace dynmo::c10d

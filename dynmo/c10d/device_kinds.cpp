@@ -18,6 +18,7 @@ struct KindTable {
                                     .type = at::kCUDA,
                                     .load = &load_cuda,
                                     .open = &open_cuda,
+                                    .memory = &cuda_memory,
                                     .connect = &connect_nccl}};
 };
 

@@ -11,6 +11,7 @@
 
 #include "dynmo/c10d/nccl_transport.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
 
 namespace dynmo::c10d {
 
@@ -23,6 +24,8 @@ struct DeviceKind {
   // Like load(), and makes the device of a rank the calling thread's. `local_rank` is its number on
   // this host.
   Expected<at::Device> (*open)(int local_rank) = nullptr;
+  // Returns the memory of an open device, in all. Null: not known.
+  Bytes (*memory)(at::Device device) = nullptr;
   // Connects channels for bytes in the memory of devices. Null: all bytes pass through host memory.
   Expected<NcclTransport> (*connect)(Group& group, const GroupOptions& options,
                                      at::Device device) = nullptr;

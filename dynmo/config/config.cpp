@@ -352,9 +352,9 @@ Expected<void> validate(const Config& config) {
   DYNMO_TRY(require(c.optimizer.minimum_learning_rate <= c.optimizer.learning_rate,
                     "optimizer.minimum_learning_rate", c.optimizer.minimum_learning_rate,
                     "0 to optimizer.learning_rate"));
-  DYNMO_TRY(require(c.pipeline.recompute != "auto" || c.pipeline.memory > Bytes{0},
+  DYNMO_TRY(require(c.pipeline.recompute != "auto" || c.pipeline.memory > Bytes{0} || on_device(c),
                     "pipeline.memory", c.pipeline.memory.value,
-                    "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto"));
+                    "the bytes of a rank, such as 2GiB, for pipeline.recompute = auto on CPUs"));
   DYNMO_TRY(require(!c.run.directory.empty(), "run.directory", "''", "a folder"));
   DYNMO_TRY(check_emulation(c));
   DYNMO_TRY(check_elasticity(c));

@@ -83,6 +83,7 @@ Expected<TrainOptions::RankDevice> open_rank_device(const config::Config& config
   DYNMO_ASSIGN(opened.device, kind.open(local_rank));
   DYNMO_CHECK(opened.device.type() == kind.type, "a device of '{}', got {}", kind.name,
               opened.device.str());
+  if (kind.memory != nullptr) opened.memory = kind.memory(opened.device);
   return opened;
 }
 

@@ -345,9 +345,10 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
   const transport::Grid grid(group, static_cast<int>(config_.pipeline.replicas));
   DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, held_.state,
                              {.device = inputs_.model.device.device}));
-  DYNMO_ASSIGN(transport::MeasuredCluster measured,
-               transport::measured_cluster(group, host_of_rank(groups_.self().host),
-                                           grid.replicas(), rank_memory(config_), cluster_));
+  DYNMO_ASSIGN(
+      transport::MeasuredCluster measured,
+      transport::measured_cluster(group, host_of_rank(groups_.self().host, inputs_.model.device),
+                                  grid.replicas(), rank_memory(config_), cluster_));
   forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(measured.cluster),
                                         std::move(held_.state));
   // Nothing may have been measured yet.

@@ -269,9 +269,10 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
     recovering_->numbered = view;
   }
   recovery.end_phase("roll_back");
-  DYNMO_ASSIGN(const transport::MeasuredCluster measured,
-               transport::measured_cluster(world(), host_of_rank(groups_->self().host),
-                                           grid().replicas(), rank_memory(config()), known));
+  DYNMO_ASSIGN(
+      const transport::MeasuredCluster measured,
+      transport::measured_cluster(world(), host_of_rank(groups_->self().host, inputs_.model.device),
+                                  grid().replicas(), rank_memory(config()), known));
   const cost::Cluster& cluster = measured.cluster;
   DYNMO_ASSIGN(control::AfterLoss after, plan_after_loss(decision.step, cluster));
   after.decision.plan.generation = generation;

@@ -177,10 +177,27 @@ Expected<std::vector<Host>> read_hosts(const std::vector<Json>& all) {
     object.ignore("links");
     hosts.push_back({.name = object.string("host"),
                      .switches = object.string("switches", ""),
-                     .fault = object.string("fault", "")});
+                     .fault = object.string("fault", ""),
+                     .device = object.string("device", ""),
+                     .device_memory = object.bytes("device_memory", cost::kUnlimitedMemory)});
     DYNMO_TRY(object.finish());
   }
   return hosts;
+}
+
+// The share of its device that each position of a replica has, the least of its replicas.
+std::vector<Bytes> device_shares(std::span<const Host> hosts, int positions) {
+  std::map<std::pair<std::string, std::string>, std::int64_t> sharing;
+  for (const Host& host : hosts) ++sharing[{host.name, host.device}];
+  std::vector<Bytes> shares(static_cast<std::size_t>(positions), cost::kUnlimitedMemory);
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    const Host& host = hosts[rank];
+    if (host.device_memory == cost::kUnlimitedMemory) continue;
+    Bytes& share = shares[rank % shares.size()];
+    const std::int64_t ranks = sharing[{host.name, host.device}];
+    share = std::min(share, Bytes{host.device_memory.value / ranks});
+  }
+  return shares;
 }
 
 }  // namespace
@@ -191,12 +208,20 @@ Expected<MeasuredCluster> measured_cluster(Transport& group, const Host& host, i
   Json mine = {{"host", host.name}};
   if (!host.switches.empty()) mine["switches"] = host.switches;
   if (!host.fault.empty()) mine["fault"] = host.fault;
+  if (!host.device.empty()) {
+    mine["device"] = host.device;
+    mine["device_memory"] = host.device_memory.value;
+  }
   if (is_measured(known.between_nodes)) mine["links"] = cost::cluster_json(known);
   DYNMO_ASSIGN(const auto all, gather_json(group, tag, mine, kOrigin));
   DYNMO_ASSIGN(const std::vector<Host> hosts, read_hosts(all));
   const int positions = group.size() / replicas;
   MeasuredCluster result{.cluster = cost::equal_ranks(positions, memory), .note = {}};
   cost::Cluster& cluster = result.cluster;
+  if (memory == cost::kUnlimitedMemory) {
+    const std::vector<Bytes> shares = device_shares(hosts, positions);
+    for (std::size_t p = 0; p < shares.size(); ++p) cluster.ranks[p].memory = shares[p];
+  }
   const Names names = names_of(hosts);
   const std::vector<int> nodes = nodes_of(names, positions);
   for (std::size_t p = 0; p < nodes.size(); ++p) cluster.ranks[p].node = nodes[p];

@@ -23,6 +23,10 @@ struct Host {
   std::string switches = {};
   // Why the switches are not known, if the user should mend that.
   std::string fault = {};
+  // The device of the rank, and what plans may fill of its memory. Ranks of a host that name the
+  // same device share it. Empty on a CPU.
+  std::string device = {};
+  Bytes device_memory = cost::kUnlimitedMemory;
 };
 
 // Returns the node of each position of a replica. `hosts` is by world rank.
@@ -49,6 +53,9 @@ struct MeasuredCluster {
 // Builds the cluster of a replica. The hosts of all ranks decide the nodes. If all ranks know their
 // switches, the switches are part of it, too. All ranks of the group call this function and get the
 // same result.
+//
+// A rank has `memory`. If that is unlimited, it has its share of its device's memory. A position
+// has the least of its replicas.
 //
 // If the ranks are on several hosts, links are measured. One pair of ranks measures at a time while
 // all others wait. Up to three links are measured: one inside a host that has two ranks, one

@@ -77,6 +77,31 @@ TEST(Hosts, OnOneHostNothingIsMeasured) {
   EXPECT_TRUE(status.has_value()) << status.error().message;
 }
 
+// Two replicas of two positions: the first three ranks share a device, the last has one of its own.
+TEST(Hosts, ADeviceIsSharedByItsRanks) {
+  for (const Bytes given : {cost::kUnlimitedMemory, Bytes{77}}) {
+    const auto status = run_ranks(4, [&](Transport& group) -> Expected<void> {
+      const bool alone = group.rank().value == 3;
+      const Host host{.name = "a", .device = alone ? "x:1" : "x:0", .device_memory = Bytes{300}};
+      DYNMO_ASSIGN(const auto measured, measured_cluster(group, host, 2, given));
+      const Bytes wanted = given == cost::kUnlimitedMemory ? Bytes{100} : given;
+      for (const cost::ClusterRank& rank : measured.cluster.ranks) EXPECT_EQ(rank.memory, wanted);
+      return {};
+    });
+    EXPECT_TRUE(status.has_value()) << status.error().message;
+  }
+  const auto status = run_ranks(2, [&](Transport& group) -> Expected<void> {
+    const bool first = group.rank().value == 0;
+    const Host host =
+        first ? Host{.name = "a", .device = "x:0", .device_memory = Bytes{300}} : Host{.name = "b"};
+    DYNMO_ASSIGN(const auto measured, measured_cluster(group, host, 1, cost::kUnlimitedMemory));
+    EXPECT_EQ(measured.cluster.ranks[0].memory, Bytes{300});
+    EXPECT_EQ(measured.cluster.ranks[1].memory, cost::kUnlimitedMemory);
+    return {};
+  });
+  EXPECT_TRUE(status.has_value()) << status.error().message;
+}
+
 // Random trees of switches. The oracle looks at pairs of nodes, level by level: a level counts
 // where one pair shares a switch and another does not.
 TEST(Hosts, SwitchesAreThoseOfTheLowestLevelThatTellsNodesApart) {

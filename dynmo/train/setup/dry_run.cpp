@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/c10d/device_kinds.h"
 #include "dynmo/config/config.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
@@ -26,6 +27,7 @@
 #include "dynmo/train/setup/first_plan.h"
 #include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/pipeline_options.h"
+#include "dynmo/train/setup/start.h"
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::train {
@@ -236,6 +238,22 @@ std::string messages_text(const plan::Plan& plan, const cost::ModelCost& model,
                      observe::format_count(crossing.messages, "message"));
 }
 
+// Each rank's share of its device, if all hosts have as many as this one. Replicas share the
+// host if there is one.
+Expected<std::vector<Bytes>> device_shares(const TrainOptions& options,
+                                           const cost::Cluster& cluster) {
+  std::vector<Bytes> shares(cluster.ranks.size(), planned_memory(options.rank_device));
+  if (options.rank_device.memory == cost::kUnlimitedMemory) return shares;
+  DYNMO_ASSIGN(const int devices, c10d::device_kind(options.config.run.device).load());
+  for (std::size_t r = 0; r < shares.size(); ++r) {
+    auto beside =
+        std::ranges::count(cluster.ranks, cluster.ranks[r].node, &cost::ClusterRank::node);
+    if (beside == cluster.size()) beside *= options.config.pipeline.replicas;
+    shares[r].value /= (beside + devices - 1) / devices;
+  }
+  return shares;
+}
+
 Expected<std::string> describe(const DryRun& dry_run) {
   const Bytes process = process::resident_memory();  // before anything is measured
   DYNMO_ASSIGN(const Costs costs, costs_of(dry_run));
@@ -271,8 +289,11 @@ Expected<std::string> dry_run(const TrainOptions& options, const cost::Cluster& 
                       options.names.resume);
   }
   cost::Cluster ranks = cluster;
-  for (cost::ClusterRank& rank : ranks.ranks) {
-    rank.memory = std::min(rank.memory, rank_memory(options.config));
+  DYNMO_ASSIGN(const std::vector<Bytes> shares, device_shares(options, cluster));
+  for (std::size_t r = 0; r < shares.size(); ++r) {
+    const Bytes limit = rank_memory(options.config);
+    ranks.ranks[r].memory =
+        std::min(ranks.ranks[r].memory, limit == cost::kUnlimitedMemory ? shares[r] : limit);
   }
   DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks.size()));
   return describe(

@@ -14,6 +14,8 @@
 #include "dynmo/c10d/channel_transport.h"
 #include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
+#include "dynmo/core/units.h"
+#include "dynmo/cost/cluster.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/recipe.h"
@@ -51,6 +53,7 @@ struct TrainOptions {
   // run_rank() sets it if run.device names a device (rank_process.h).
   struct RankDevice {
     at::Device device = at::kCPU;
+    Bytes memory = cost::kUnlimitedMemory;  // of the device, for all ranks that share it
     c10d::ChannelTransport* channels = nullptr;
     std::string text;  // for the user
   };

@@ -28,11 +28,22 @@ bool continues_with(const plan::Plan& plan, const config::Config& config, int po
 
 }  // namespace
 
-transport::Host host_of_rank(const std::string& name) {
+Bytes planned_memory(const TrainOptions::RankDevice& device) {
+  constexpr std::int64_t kPercent = 92;
+  return device.memory == cost::kUnlimitedMemory ? device.memory
+                                                 : Bytes{device.memory.value / 100 * kPercent};
+}
+
+transport::Host host_of_rank(const std::string& name, const TrainOptions::RankDevice& device) {
   const auto switches = process::switches_of_host();
-  return {.name = name,
-          .switches = switches ? *switches : "",
-          .fault = switches ? "" : switches.error().message};
+  transport::Host host = {.name = name,
+                          .switches = switches ? *switches : "",
+                          .fault = switches ? "" : switches.error().message};
+  if (device.memory != cost::kUnlimitedMemory) {
+    host.device = device.device.str();
+    host.device_memory = planned_memory(device);
+  }
+  return host;
 }
 
 Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
@@ -53,10 +64,19 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
   const transport::Grid grid(group, static_cast<int>(config.pipeline.replicas));
   DYNMO_ASSIGN(auto measured,
                transport::measured_cluster(
-                   group, host_of_rank(options.host.empty() ? process::host_name() : options.host),
+                   group,
+                   host_of_rank(options.host.empty() ? process::host_name() : options.host,
+                                options.rank_device),
                    grid.replicas(), rank_memory(config)));
   start.cluster = std::move(measured.cluster);
   if (!measured.note.empty()) notes.push_back(std::move(measured.note));
+  const Bytes room = std::ranges::min(start.cluster.ranks, {}, &cost::ClusterRank::memory).memory;
+  if (config.pipeline.memory == Bytes{0} && room != cost::kUnlimitedMemory) {
+    notes.push_back(
+        fmt::format("memory   plans fill at most {} of a rank, by the size of its "
+                    "device and the ranks on it (pipeline.memory = 0)",
+                    format_bytes(room)));
+  }
   if (start.restored &&
       continues_with(start.restored->plan, config, grid.positions(), inputs.model.layers.size())) {
     // (A checkpoint holds no costs; messages alone say which ranks should be neighbours.)

@@ -31,8 +31,14 @@ struct Start {
   [[nodiscard]] std::int64_t step() const { return restored ? restored->step : 0; }
 };
 
-// Returns this rank's host, with its name in plans, and its switches if Slurm names them.
-[[nodiscard]] transport::Host host_of_rank(const std::string& name);
+// Returns what plans may fill of a device's memory. The rest is for the driver's context,
+// workspaces of libraries, and gaps between tensors.
+[[nodiscard]] Bytes planned_memory(const TrainOptions::RankDevice& device);
+
+// Returns this rank's host, with its name in plans, its switches if Slurm names them, and its
+// device.
+[[nodiscard]] transport::Host host_of_rank(const std::string& name,
+                                           const TrainOptions::RankDevice& device);
 
 // Begins a run. All ranks of the first group call it. Restores a checkpoint if the run is resumed.
 // Measures layers and makes the first plan, unless the checkpoint's plan can run here.

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans on a device keep to its memory: DYNMO_STRICT_MEMORY says how much each strict device has."""
+import re
+
+from elastic_case import ElasticCase
+
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+
+
+class MemoryOfADevice(ElasticCase):
+    SETTINGS = ("run.device=strict", "train.steps=3", "train.validation_every=0", "model.hidden=32", "model.blocks=4", "model.heads=2",
+                "model.kv_heads=2", "model.intermediate=48", "model.sequence=64", "batch.micro_batches=8", "batch.micro_batch_size=4",
+                "checkpoint.every=0")
+
+    def train(self, run, memory, *extra, ranks=4, words=()):
+        return self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)),
+                                env={"DYNMO_STRICT_MEMORY": str(memory)})
+
+    def room(self, output):
+        found = re.search(r"memory   plans fill at most (\S+ \S+) of a rank", output)
+        self.assertIsNotNone(found, output)
+        return found[1]
+
+    def test_ranks_share_it(self):
+        """Of two devices, one for each of two ranks, or for two."""
+        for ranks, room in (2, "184 MiB"), (4, "92 MiB"):
+            done = self.train(f"shared-{ranks}", 200 << 20, ranks=ranks)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn(self.room(done.stdout), (room, room.replace(" MiB", ".0 MiB")))
+
+    def test_too_little_is_refused_before_the_first_step(self):
+        done = self.train("little", 1 << 20)
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, r"no cut of 10 layers over 4 ranks fits their memory: rank \d has 482310 bytes")
+        self.assertFalse(list((self.folder / "little").glob("records/*")))
+
+    def test_what_does_not_fit_is_computed_again(self):
+        tables = [self.train(f"dry-{choice}", 200 << 20, f"pipeline.recompute={choice}", words=("--dry-run",))
+                  for choice in ("none", "whole")]
+        self.assertEqual([table.returncode for table in tables], [0, 0], tables)
+        most, least = (max(float(line.split()[-2]) * UNITS[line.split()[-1]] for line in table.stdout.splitlines() if re.match(r" +\d  ", line))
+                       for table in tables)
+        self.assertLess(least, most)
+        # Two ranks share each device, of which plans fill 92 %.
+        memory = int((most + least) / 0.92)
+        done = self.train("again", memory, "pipeline.recompute=auto")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"memory   \d+ of \d+ layers run forward again")
+        given = self.train("given", memory, "pipeline.memory=1GiB")
+        self.assertEqual(given.returncode, 0, given.stderr)
+        self.assertNotIn("plans fill at most", given.stdout)
