@@ -27,6 +27,11 @@ constexpr double kLeastSlow = 0.2231;    // log 1.25
 constexpr double kLeastOfSlow = 0.0953;  // log 1.1, of a rank that is slow already
 constexpr double kFullSpeed = 1.05;      // a smaller factor is none
 
+// Returns whether times that change by `change` are those of a slow rank that is fast again.
+bool ends(double factor, double change) {
+  return factor > 1 && std::abs(std::log(factor) + change) < std::min(-change, kLeastSlow) / 2;
+}
+
 // A rank that has left the group, but computed some of the steps in the window.
 bool is_lost(Rank rank) { return rank < Rank(0); }
 
@@ -250,7 +255,9 @@ void RankSpeeds::find_new_speeds() {
   for (const auto& [rank, layers] : stayed) {
     const double before = factor(rank);
     const double change = evidence.shared(layers, before > 1 ? kLeastOfSlow : kLeastSlow);
-    if (change == 0 || (change < 0 && before == 1) || layers.size() < kSpeedLayers) continue;
+    if (change == 0 || (change < 0 && before == 1)) continue;
+    // Few layers may be left on a slow rank when it is fast again.
+    if (layers.size() < kSpeedLayers && !ends(before, change)) continue;
     if (!evidence.exceeds_noise(rank, change)) continue;
     set(rank, before * std::exp(change), std::max(kSlowSteps, evidence.age(rank, change)));
   }
@@ -265,9 +272,17 @@ void RankSpeeds::learn_from_moves() {
   if (before.owners == now.owners || !std::all_of(newest, window_.end(), same)) return;
   const Evidence evidence(window_, kMovedSteps);
   std::map<Rank, std::set<std::size_t>> left;
+  std::map<Rank, std::set<std::size_t>> arrived;
   for (const std::size_t layer : evidence.layers()) {
-    if (before.owners[layer] != now.owners[layer]) left[before.owners[layer]].insert(layer);
+    if (before.owners[layer] == now.owners[layer]) continue;
+    left[before.owners[layer]].insert(layer);
+    arrived[now.owners[layer]].insert(layer);
   }
+  for (const auto& [rank, layers] : arrived) {
+    const double change = evidence.shared(layers, kLeastOfSlow);
+    if (ends(factor(rank), change)) set(rank, 1, kMovedSteps);
+  }
+  if (!changes_.empty()) return;
   for (const auto& [rank, layers] : left) {
     if (is_lost(rank)) continue;
     const double slowness = factor(rank);

@@ -15,7 +15,8 @@
 //
 // Layers that move are the second evidence, after 3 steps elsewhere. If those that have left a rank
 // all become faster by one factor, the rank was slow before. If those that have left a slow rank
-// take as long elsewhere, the work has grown, and the rank is not slow.
+// take as long elsewhere, the work has grown, and the rank is not slow. If those that have come to
+// a slow rank take as long as before, it is fast again.
 
 #include <cstdint>
 #include <deque>

@@ -157,6 +157,27 @@ TEST(RankSpeeds, OfARankThatWasAlwaysSlowAreLearntFromLayersThatLeave) {
   EXPECT_NEAR(watch.found[0].change.factor, 2, 1e-9);
 }
 
+// A slow rank may keep a single layer. It is seen to be fast again there, or by the layers that
+// come back, and not taken for a rank that they were slow on.
+TEST(RankSpeeds, AreFullAgainByASingleLayerOrByThoseThatComeBack) {
+  const plan::Plan few = plan::make_plan({4, 1, 3}, schedule::ScheduleKind::k1F1B, 1);
+  for (const bool back : {false, true}) {
+    SCOPED_TRACE(back ? "layers come back" : "a single layer");
+    Watch watch;
+    watch.run(60, [](int step, int layer) { return step >= 30 && is_slowed(layer) ? 2.0 : 1.0; });
+    ASSERT_EQ(watch.found.size(), 1U);
+    watch.run(
+        90, [](int, int layer) { return layer == 4 ? 2.0 : 1.0; }, few);
+    ASSERT_EQ(watch.found.size(), 1U);
+    watch.run(
+        120, [](int, int) { return 1.0; }, back ? kSpeedPlan : few);
+    ASSERT_EQ(watch.found.size(), 2U);
+    EXPECT_EQ(watch.found[1].step, back ? 92 : 93);
+    EXPECT_EQ(watch.found[1].change.rank, Rank(1));
+    EXPECT_EQ(watch.found[1].change.factor, 1);
+  }
+}
+
 TEST(RankSpeeds, FollowRanksThatGetOtherNumbers) {
   Watch watch;
   watch.run(60, [](int step, int layer) { return step >= 30 && is_slowed(layer) ? 2.0 : 1.0; });

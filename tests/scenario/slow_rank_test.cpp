@@ -18,12 +18,12 @@ constexpr std::int64_t kSlow = 50;
 constexpr std::int64_t kFast = 120;
 constexpr std::int64_t kSteps = 200;
 
-Job slow_job(double speed) {
+Job slow_job(double speed, const std::string& source = "") {
   const std::string text = fmt::format(
-      "[model]\nblocks = 24\nsequence = 1024\n[cluster]\npipeline_ranks = 8\n"
+      "[model]\nblocks = 24\nsequence = 1024\n[cluster]\npipeline_ranks = 8\n{}"
       "[training]\nsteps = {}\nmicro_batches = 16\n"
       "[[event]]\nstep = {}\nslow = [3]\nspeed = {}\n[[event]]\nstep = {}\nslow = [3]\n",
-      kSteps, kSlow, speed, kFast);
+      source, kSteps, kSlow, speed, kFast);
   const auto scenario = parse_scenario(text, "slow.toml");
   EXPECT_TRUE(scenario) << scenario.error().message;
   return make_job(*scenario).value();
@@ -66,6 +66,26 @@ TEST(SlowRank, IsPlannedForWithinTenStepsByOneMove) {
       EXPECT_NEAR(step_s.at(at.step - 1) - step_s.at(at.step + 1), gain, 0.1 * gain);
     }
     EXPECT_EQ(moves, std::vector<std::int64_t>{kSlow + 4});
+  }
+}
+
+// Exits change the work of the late layers in every step, and are counted.
+TEST(SlowRank, IsNamedAmongLayersThatChange) {
+  for (const double speed : {0.7, 0.5}) {
+    SCOPED_TRACE(fmt::format("speed {}", speed));
+    const Job job =
+        slow_job(speed, "[dynamism]\nsource = \"early-exit\"\n[early_exit]\nwarm_up = 10\n");
+    const auto run =
+        scenario::run(job, *job.load, parse_policy("optimal").value(), {.trace_steps = kSteps});
+    ASSERT_TRUE(run) << run.error().message;
+    std::vector<std::int64_t> named;
+    for (const DecisionAt& at : run->decisions) {
+      const std::string& why = at.decision.why;
+      if (why.find("full speed") == std::string::npos) continue;
+      EXPECT_NE(why.find("rank 3"), std::string::npos) << "step " << at.step << ": " << why;
+      named.push_back(at.step);
+    }
+    EXPECT_EQ(named, (std::vector<std::int64_t>{kSlow + 4, kFast + 4}));
   }
 }
 
