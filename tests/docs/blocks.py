@@ -28,6 +28,23 @@ def shell_blocks(page):
     return re.findall(r"^```sh\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
+def shown_blocks(page):
+    """The ```sh blocks of a page that have a ```text block behind them, each with the lines of that block."""
+    found = re.findall(r"^```sh\n((?:(?!^```).)*)^```\n```text\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [(block, shown.splitlines()) for block, shown in found]
+
+
+def missing_lines(shown, output):
+    """Lines that a page shows, in order, and a program does not print. A line or an end of one that is left out is `...`."""
+    missing, lines = [], iter(output.splitlines())
+    for line in shown:
+        start = line.removesuffix("...").rstrip()
+        if start and not any(said == line or (line.endswith("...") and said.startswith(start)) for said in lines):
+            missing.append(line)
+            lines = iter(output.splitlines())
+    return missing
+
+
 def clone(folder):
     """Copies what is tracked, or would be, to `folder`: a clone of the tree as it is."""
     done = subprocess.run(["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=False)
@@ -47,6 +64,22 @@ def environment(tools, program=None, **more):
     path = f"{tools}:{program.parent}:{os.environ['PATH']}" if program else f"{tools}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "HOME": str(tools), "REAL_MAKE": shutil.which("make") or "make",
             "DYNMO": str(program or ""), **more}
+
+
+def commented_commands(page):
+    """The commands that stand as comments in the shell blocks of a page, as what needs a cluster: each as one line."""
+    blocks = [re.sub(r"\\\n#", "", block) for block in shell_blocks(page)]
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("# ")]
+
+
+def words_of(command, folder, tools):
+    """The words that the first word of a command gets from the shell, in `folder`."""
+    name = command.split()[0]
+    (tools / name).write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    (tools / name).chmod(0o755)
+    done = subprocess.run(["bash", "-ec", command], cwd=folder, env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}, check=True,
+                          capture_output=True, text=True)
+    return done.stdout.splitlines()
 
 
 def run_block(block, folder, env, timeout, options="-eo"):

@@ -7,10 +7,11 @@ DYNMO is the program; `make demo` trains a few steps with it instead of building
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 import unittest
 
-from blocks import clone, environment, run_block, shell_blocks
+from blocks import ROOT, clone, commented_commands, environment, run_block, shell_blocks, words_of
 
 DYNMO = pathlib.Path(os.environ["DYNMO"])
 LIMIT_S = 240
@@ -26,8 +27,10 @@ class Blocks(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory(prefix="dynmo-readme-")
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = pathlib.Path(temporary.name) / "clone"
+        cls.tools = pathlib.Path(temporary.name) / "tools"
         clone(cls.folder)
-        env = environment(pathlib.Path(temporary.name) / "tools", DYNMO)
+        shutil.copy(ROOT / "tests/docs/llama3-8b.json", cls.folder / "config.json")  # a reader's own
+        env = environment(cls.tools, DYNMO)
         cls.outputs = []
         for block in [*shell_blocks("README.md"), first_try()]:
             code, output = run_block(block, cls.folder, env, LIMIT_S)
@@ -62,19 +65,40 @@ class Blocks(unittest.TestCase):
         self.assertTrue((self.folder / "my-model/model.safetensors").exists())
         self.assertTrue((self.folder / "runs/mine/checkpoints/step-00000040").exists())
 
+    def second_command(self, program):
+        command, = [command for command in commented_commands("README.md") if program in command]
+        return words_of(command, self.folder, self.tools)
+
     def test_of_a_config_lead_to_a_plan_for_torchtitan(self):
-        self.assertIn("torchtitan      plan/torchtitan.json, plan/torchtitan.args, plan/schedule.csv", self.output("--emit torchtitan"))
-        layers = json.loads((self.folder / "my-model/config.json").read_text())["num_hidden_layers"]
-        keys = json.loads((self.folder / "plan/torchtitan.json").read_text())["parallelism"]
+        self.assertIn("torchtitan      torchtitan.json, torchtitan.args, schedule.csv: for 32 micro-batches a step", self.output("--emit torchtitan"))
+        keys = json.loads((self.folder / "torchtitan.json").read_text())["parallelism"]
+        layers = json.loads((self.folder / "config.json").read_text())["num_hidden_layers"]
         self.assertEqual(sum(keys["module_fqns_per_model_part"], []),
                          ["tok_embeddings", *(f"layers.{layer}" for layer in range(layers)), "norm", "lm_head"])
-        self.assertEqual(len((self.folder / keys["pipeline_parallel_schedule_csv"]).read_text().splitlines()), 2)
-        # The second command, as the shell reads it.
-        readme = (self.folder / "README.md").read_text()
-        self.assertRegex(readme, r"\n# torchrun -m torchtitan.train .* \$\(cat plan/torchtitan.args\)\n")
-        flags = (self.folder / "plan/torchtitan.args").read_text().split()
-        parts = flags[flags.index("--parallelism.module_fqns_per_model_part") + 1:]
-        self.assertEqual([part.split(",") for part in parts], keys["module_fqns_per_model_part"])
+        rows = [row.split(",") for row in (self.folder / keys["pipeline_parallel_schedule_csv"]).read_text().splitlines()]
+        self.assertEqual(len(rows), keys["pipeline_parallel_degree"])
+        # The second command, as the shell reads it: torchtitan's flags are its keys, and the batch is that of the order.
+        words = self.second_command("torchtitan.train")
+        flags = words[words.index("--parallelism.module_fqns_per_model_part") + 1:]
+        self.assertEqual([part.split(",") for part in flags], keys["module_fqns_per_model_part"])
+        given = dict(zip(words, words[1:]))
+        for key, value in keys.items():
+            if not isinstance(value, list):
+                self.assertEqual(given[f"--parallelism.{key}"], str(value))
+        self.assertEqual(given["--nproc-per-node"], str(len(rows)))
+        self.assertEqual(int(given["--training.local_batch_size"]), 1 + max(int(cell.split("F")[1]) for row in rows for cell in row if "F" in cell))
+
+    def test_of_a_config_lead_to_a_plan_for_megatron(self):
+        self.output("--emit megatron")
+        words = self.second_command("pretrain_gpt.py")
+        given = dict(zip(words, words[1:]))
+        stages = given["--pipeline-model-parallel-layout"].split("|")
+        self.assertEqual("".join(stages), "E" + "t" * 32 + "L")
+        self.assertEqual(len(stages) % int(given["--pipeline-model-parallel-size"]), 0)
+        self.assertEqual(given["--nproc-per-node"], given["--pipeline-model-parallel-size"])
+
+    def test_of_a_scenario_are_simulated(self):
+        self.assertRegex(self.output("dynmo simulate"), r"\noptimal +[0-9.]+ k ")
 
 
 class ElasticBlock(unittest.TestCase):
