@@ -3,19 +3,22 @@
 """The readers of torchtitan and Megatron-Core, and the runtime of PyTorch's pipelining, on what `dynmo plan --emit` writes.
 
 torchtitan's parser of flags, splitter and schedule loader, and Megatron-Core's layout, read 20 random plans each back as the cut
-that was planned. Processes then run emitted plans of unequal stages by PyTorch's runtime: their gradients are those of a loop on
-the whole model. By the interpreters of `scripts/setup peers`: that with our version of PyTorch, and that with the newest.
+that was planned. The README's two commands lead to a pipeline of torchtitan's own Llama 3 8B. Processes then run emitted plans of
+unequal stages by PyTorch's runtime: their gradients are those of a loop on the whole model. By the interpreters of `scripts/setup
+peers`: that with our version of PyTorch, and that with the newest.
 """
 import argparse
 import json
 import os
 import pathlib
 import random
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLANS = 20
 SAMPLES_A_MICRO_BATCH, WIDTH = 2, 16
 
@@ -120,6 +123,47 @@ def check_torchtitan(dynmo, folder):
         assert schedule.stage_index_to_group_rank == rank_of, (schedule.stage_index_to_group_rank, rank_of)
     assert kinds >= {"1F1B", "Interleaved1F1B", "ZBVZeroBubble"}, kinds
     print(f"PASS torchtitan reads {PLANS} plans: {', '.join(sorted(kinds))}")
+
+
+def check_readme(dynmo, folder):
+    """The README's two commands with Llama 3 8B's config.json: torchtitan itself takes the words, and makes its pipeline of its own model."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torchtitan.config.manager import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    sys.path.insert(0, str(ROOT / "tests" / "docs"))
+    import blocks
+
+    place = folder / "readme"
+    (place / "tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "docs" / "llama3-8b.json", place / "config.json")
+    plan, = [line for block in blocks.shell_blocks("README.md") for line in block.splitlines() if "--emit torchtitan" in line]
+    path = f"{pathlib.Path(dynmo).resolve().parent}:{os.environ['PATH']}"
+    subprocess.run(plan, shell=True, cwd=place, env={**os.environ, "PATH": path}, check=True, capture_output=True)
+    second, = [command for command in blocks.commented_commands("README.md") if "torchtitan.train" in command]
+    words = blocks.words_of(second, place, place / "tools")
+    os.chdir(place)  # the flags name the order's file as the reader's folder has it
+    config = ConfigManager().parse_args(words[words.index("torchtitan.train") + 1:])
+    with torch.device("meta"):
+        model = config.model_spec.model.build()
+    seen, ranks, micro_batches = [], config.parallelism.pipeline_parallel_degree, config.training.local_batch_size
+    assert words[words.index("--nproc-per-node") + 1] == str(ranks)
+    for rank in range(ranks):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        schedule, parts, _, _ = config.model_spec.pipelining_fn(
+            model, parallel_dims=ParallelDims.from_config(config.parallelism, ranks), training=config.training,
+            parallelism=config.parallelism, compile_config=config.compile, ac_config=config.activation_checkpoint,
+            dump_folder=config.dump_folder, device=torch.device("cpu"), model_config=config.model_spec.model,
+            parallelize_fn=lambda part, **_: part, loss_fn=lambda *_: (None, None))
+        seen += [name for part in parts for name, _ in part.named_parameters()]
+        forwards = [action for action in schedule.pipeline_order[rank] if action and action.computation_type.name == "FORWARD"]
+        assert len(forwards) == micro_batches * len(parts), (len(forwards), micro_batches, len(parts))
+        dist.destroy_process_group()
+    assert sorted(seen) == sorted(name for name, _ in model.named_parameters())
+    print(f"PASS torchtitan makes its pipeline of Llama 3 8B by the README's two commands: {config.parallelism.pipeline_parallel_schedule}, "
+          f"{ranks} ranks, {len(seen)} parameters")
 
 
 def check_megatron(dynmo, folder):
@@ -245,6 +289,7 @@ def main():
         folder = pathlib.Path(name)
         if arguments.readers:
             check_torchtitan(arguments.dynmo, folder)
+            check_readme(arguments.dynmo, folder)
             check_megatron(arguments.dynmo, folder)
             return 0
         cache = os.environ.get("DYNMO_CACHE") or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "dynmo"
