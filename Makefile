@@ -117,9 +117,10 @@ install: build
 	@scripts/build $(PRESET)
 	@cmake --install build/$(PRESET) --prefix $(PREFIX)
 
+# SITE=URL: also the site, whose links lead to the repository at URL.
 release:
-	@scripts/setup core python wheel
-	@scripts/package --binary --wheel
+	@scripts/setup core python wheel $(if $(SITE),site)
+	@scripts/package --binary --wheel $(if $(SITE),--site $(SITE))
 
 clean:
 	rm -rf build

@@ -239,6 +239,24 @@ class Files(Repository):
                 seconds = {member.mtime for member in archive.getmembers()}
             self.assertEqual(seconds, {int(self.git("show", "-s", "--format=%ct"))}, name)
 
+    def test_have_the_site(self):
+        script = self.root / "scripts/site"
+        script.write_text("#!/bin/sh\numask 077\nmkdir -p \"$4/inner\" && echo \"$1 $2 $3\" | tee \"$4/index.html\" > \"$4/inner/page.html\"\n")
+        script.chmod(0o755)
+        self.commit()
+        name = f"dynmo-{VERSION}-site"
+        words = ("--out", str(self.root.parent / "out"), "--site", "https://example.org/a/b")
+        made = self.release(*words)
+        with tarfile.open(fileobj=io.BytesIO(made[f"{name}.tar.gz"])) as archive:
+            self.assertEqual([(member.name, member.mode) for member in archive.getmembers()],
+                             [(name, 0o755), (f"{name}/index.html", 0o644), (f"{name}/inner", 0o755), (f"{name}/inner/page.html", 0o644)])
+            self.assertEqual(archive.extractfile(f"{name}/index.html").read(), b"--repository https://example.org/a/b --out\n")
+        self.assertEqual(self.release(*words), made)
+        script.write_text("#!/bin/sh\necho 'site: no Sphinx here' >&2; exit 2\n")
+        self.commit()
+        done = self.run_package(*words)
+        self.assertEqual((done.returncode, done.stderr), (2, "package: site failed: site: no Sphinx here\n"))
+
     def test_give_a_program_its_commit_without_a_checkout(self):
         with tarfile.open(fileobj=io.BytesIO(self.release()[f"dynmo-{VERSION}.tar.gz"])) as archive:
             archive.extractall(self.root.parent)
