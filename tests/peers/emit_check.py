@@ -125,6 +125,20 @@ def check_torchtitan(dynmo, folder):
     print(f"PASS torchtitan reads {PLANS} plans: {', '.join(sorted(kinds))}")
 
 
+def readme_words(dynmo, place, form, program):
+    """Runs the README's first command for a form with Llama 3 8B's config.json, and returns the words of the second, which starts `program`."""
+    sys.path.insert(0, str(ROOT / "tests" / "docs"))
+    import blocks
+
+    (place / "tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "docs" / "llama3-8b.json", place / "config.json")
+    plan, = [line for block in blocks.shell_blocks("README.md") for line in block.splitlines() if f"--emit {form}" in line]
+    path = f"{pathlib.Path(dynmo).resolve().parent}:{os.environ['PATH']}"
+    subprocess.run(plan, shell=True, cwd=place, env={**os.environ, "PATH": path}, check=True, capture_output=True)
+    second, = [command for command in blocks.commented_commands("README.md") if program in command]
+    return blocks.words_of(second, place, place / "tools")
+
+
 def check_readme(dynmo, folder):
     """The README's two commands with Llama 3 8B's config.json: torchtitan itself takes the words, and makes its pipeline of its own model."""
     import torch
@@ -133,17 +147,8 @@ def check_readme(dynmo, folder):
     from torchtitan.config.manager import ConfigManager
     from torchtitan.distributed.parallel_dims import ParallelDims
 
-    sys.path.insert(0, str(ROOT / "tests" / "docs"))
-    import blocks
-
     place = folder / "readme"
-    (place / "tools").mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "docs" / "llama3-8b.json", place / "config.json")
-    plan, = [line for block in blocks.shell_blocks("README.md") for line in block.splitlines() if "--emit torchtitan" in line]
-    path = f"{pathlib.Path(dynmo).resolve().parent}:{os.environ['PATH']}"
-    subprocess.run(plan, shell=True, cwd=place, env={**os.environ, "PATH": path}, check=True, capture_output=True)
-    second, = [command for command in blocks.commented_commands("README.md") if "torchtitan.train" in command]
-    words = blocks.words_of(second, place, place / "tools")
+    words = readme_words(dynmo, place, "torchtitan", "torchtitan.train")
     os.chdir(place)  # the flags name the order's file as the reader's folder has it
     config = ConfigManager().parse_args(words[words.index("torchtitan.train") + 1:])
     with torch.device("meta"):
@@ -193,7 +198,11 @@ def check_megatron(dynmo, folder):
                       for layer in range(first, first + stage["layers"])]
             assert kinds == wanted, (kinds, wanted)
     assert laps_seen >= {1, 2}, laps_seen
-    print(f"PASS Megatron-Core reads {PLANS} plans")
+    words = readme_words(dynmo, folder / "readme-megatron", "megatron", "pretrain_gpt.py")
+    named = dict(zip(words, words[1:]))
+    layout = PipelineParallelLayerLayout(named["--pipeline-model-parallel-layout"], int(named["--pipeline-model-parallel-size"]))
+    layout.validate_layer_layout(json.loads((folder / "readme-megatron" / "config.json").read_text())["num_hidden_layers"], None)
+    print(f"PASS Megatron-Core reads {PLANS} plans, and that of the README")
 
 
 def rank_main(folder):
@@ -277,7 +286,7 @@ def check_runtime(pythons, dynmo, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dynmo", type=pathlib.Path, required=True)
+    parser.add_argument("--dynmo", type=lambda path: pathlib.Path(path).resolve(), required=True)
     parser.add_argument("--newest", type=pathlib.Path, help="an interpreter with torchtitan, Megatron-Core and the newest PyTorch")
     parser.add_argument("--rank-of", type=pathlib.Path, help="the folder of a rank that this program has started")
     parser.add_argument("--readers", action="store_true", help="the checks that import torchtitan and Megatron-Core, here")
