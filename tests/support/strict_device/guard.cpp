@@ -123,9 +123,8 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   [[nodiscard]] DeviceIndex deviceCount() const override { return kDevices; }
   void setCurrentDevice(DeviceIndex device) const override { current_device() = device; }
   [[nodiscard]] DeviceIndex getCurrentDevice() const override { return current_device(); }
-  [[nodiscard]] const at::Generator& getDefaultGenerator(DeviceIndex /*index*/) const override {
-    static const at::Generator kGenerator = at::detail::createCPUGenerator();
-    return kGenerator;
+  [[nodiscard]] const at::Generator& getDefaultGenerator(DeviceIndex index) const override {
+    return generator_of(index < 0 ? current_device() : index);
   }
   [[nodiscard]] at::Generator getNewGenerator(DeviceIndex /*index*/) const override {
     return at::detail::createCPUGenerator();
@@ -150,6 +149,12 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 }  // namespace
 
 at::DeviceIndex& current_device() { return device_of_thread; }
+
+const at::Generator& generator_of(at::DeviceIndex device) {
+  static const std::array<at::Generator, kDevices> kGenerators = {at::detail::createCPUGenerator(),
+                                                                  at::detail::createCPUGenerator()};
+  return kGenerators.at(static_cast<std::size_t>(device));
+}
 
 std::size_t& current_stream(at::DeviceIndex device) {
   return streams_of_thread.at(static_cast<std::size_t>(device));

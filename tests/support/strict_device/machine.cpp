@@ -259,6 +259,10 @@ void Machine::wait_for_current_stream(at::DeviceIndex device, const char* what) 
 
 void Machine::finish(at::DeviceIndex device) { wait(clock_of(current_stream(device))); }
 
+void Machine::run_current_stream(at::DeviceIndex device) {
+  run_queued(clock_of(current_stream(device)));
+}
+
 void Machine::wait_for_device(at::DeviceIndex device) {
   count_wait("synchronize device");
   Clock until;

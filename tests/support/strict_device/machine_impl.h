@@ -85,6 +85,8 @@ class Machine {
   void wait_for_current_stream(at::DeviceIndex device, const char* what);
   // Waits like the one before, for a wait that is counted.
   void finish(at::DeviceIndex device);
+  // Runs what the current stream has yet to do. It is no wait: the host knows nothing of it.
+  void run_current_stream(at::DeviceIndex device);
 
   void record(Event& event, std::size_t stream);
   void block(const Event& event, std::size_t stream);
@@ -141,6 +143,9 @@ class Machine {
 [[nodiscard]] std::size_t stream_number(const c10::Stream& stream);
 [[nodiscard]] c10::Stream stream_of(std::size_t number, at::DeviceIndex device);
 [[nodiscard]] at::DeviceIndex& current_device();
+
+// Random numbers of a device, apart from the host's.
+[[nodiscard]] const at::Generator& generator_of(at::DeviceIndex device);
 
 // The operator that this thread has called last, for the message of a fault.
 [[nodiscard]] const char*& last_operator();

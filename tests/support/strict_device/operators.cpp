@@ -24,6 +24,7 @@ using c10::IValue;
 struct Known {
   std::string name;
   std::vector<bool> writes;   // by argument
+  std::vector<bool> draws;    // by argument: whether it is a generator
   std::vector<int> returned;  // by result: the argument that it is, or -1
   bool is_view = false;
   bool waits = false;  // its result, or its shape, depends on data
@@ -51,6 +52,8 @@ Known& known(const c10::OperatorHandle& op) {
   const auto& arguments = schema.arguments();
   for (const c10::Argument& argument : arguments) {
     k.writes.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+    k.draws.push_back(
+        argument.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get())));
   }
   k.waits = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
   for (const c10::Argument& result : schema.returns()) {
@@ -306,7 +309,13 @@ void run_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   for (std::size_t a = 0; a < count; ++a) cpu.push_back(call.on_cpu(given[a], k.writes[a]));
   const at::DeviceIndex device = call.device.value_or(current_device());
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (mode() == Mode::kLate && !call.waits()) {
+  const bool draws = std::ranges::find(k.draws, true) != k.draws.end();
+  for (std::size_t a = 0; a < count; ++a) {
+    if (k.draws[a] && cpu[a].isNone()) cpu[a] = IValue(generator_of(device));
+  }
+  // Random numbers are those of the generator's state now, which the host may change.
+  if (draws) Machine::get().run_current_stream(device);
+  if (mode() == Mode::kLate && !call.waits() && !draws) {
     run_late(op, call, given, cpu, device);
   } else {
     run_now(op, call, cpu, device);
