@@ -7,7 +7,6 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Optional, Union
 
 import torch.distributed as dist
@@ -15,6 +14,8 @@ from torch import Tensor
 
 from .. import Plan, Schedule, plan as make_plan
 from ..errors import BadInputError
+from .clocks import HostClock
+from .device import device_of
 from .stages import StageLike, StageTimes
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}  # ours, torch's
@@ -62,12 +63,12 @@ class Adviser:
 
     `stages`: this rank's PipelineStage objects. `schedule`: "1F1B", "GPipe" or "Interleaved1F1B". Layers are the children of a stage
     that have parameters, those of a ModuleList or ModuleDict one by one. Where the schedule calls `timed_loss(loss_fn)` instead of
-    `loss_fn`, the loss counts as part of the last layer. CPU only. Times are wall time; medians of the newest 512 calls count.
+    `loss_fn`, the loss counts as part of the last layer. Times are wall time, on a device those of its stream; medians of the newest 512 calls count.
     """
 
     def __init__(
         self, stages: Sequence[StageLike], schedule: str, *, micro_batches: int, group: Optional[dist.ProcessGroup] = None,
-        clock: Callable[[], float] = perf_counter,
+        clock: Optional[Callable[[], float]] = None,
     ) -> None:
         names = {name.lower(): kind for kind, torchs in SCHEDULES.items() for name in (kind, torchs)}
         if str(schedule).lower() not in names:
@@ -75,16 +76,16 @@ class Adviser:
         for stage in stages:
             if not all(hasattr(stage, name) for name in ("submod", "stage_index", "num_stages")):
                 raise BadInputError(f"stages: one is a {type(stage).__name__}, wanted PipelineStage objects of torch.distributed.pipelining")
-            device = next((p.device.type for p in stage.submod.parameters() if p.device.type != "cpu"), "cpu")
-            if device != "cpu":
-                raise BadInputError(f"stages: stage {stage.stage_index} is on {device}, wanted cpu: layers are timed by the CPU's clock")
         if not stages or micro_batches < 1:
             raise BadInputError(f"Adviser: {len(stages)} stages, {micro_batches} micro-batches, wanted at least one of each")
         self._schedule = names[str(schedule).lower()]
         self._micro_batches = micro_batches
         self._group = group
         self._count = stages[0].num_stages
-        self._stages = {stage.stage_index: StageTimes(stage, clock) for stage in stages}
+        devices = {stage.stage_index: device_of(f"stages: stage {stage.stage_index}", [stage.submod]) for stage in stages}
+        self._stages = {
+            stage.stage_index: StageTimes(stage, devices[stage.stage_index].clock if clock is None else HostClock(clock)) for stage in stages
+        }
 
     def timed_loss(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The same function, whose time counts as part of the last layer's. For the schedule, on every rank."""
@@ -118,7 +119,7 @@ class Adviser:
 
     def _own(self, stage: StageTimes) -> list[dict[str, Any]]:
         """The layers of a stage, in the order in which they run."""
-        stage.finish_backward()
+        stage.read()
         layers = []
         loss_s = stage.times[stage.LOSS].medians() if stage.LOSS in stage.times else (0.0, 0.0)
         names = [name for name in stage.times if name != stage.LOSS]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import torch
 from torch import Tensor
 
 from ..errors import BadInputError
+from .device import to_device, to_host
 
 ITEMS = "num_items_in_batch"
 IGNORED = -100  # a label without a loss
@@ -19,6 +20,7 @@ FLAGS = {
 }
 Leaves = dict[str, Any]
 Batch = Union[dict[str, Any], Sequence[dict[str, Any]]]  # or its micro-batches, which may differ in size
+Given = TypeVar("Given", bound=Batch)
 
 
 def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -42,6 +44,35 @@ def mapped(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
         made: Any = type(value)
         return made(*elements) if hasattr(value, "_fields") else made(elements)
     return change(path, value)
+
+
+def _is_there(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def on_host(batch: Given) -> Given:
+    """The batch in host memory; one wait if some of it lies on a device."""
+    there = {path: value for path, value in leaves_of(batch, "") if _is_there(value)}
+    if not there:
+        return batch
+    found = dict(zip(there, to_host([value.detach() for value in there.values()])))
+    copied: Given = mapped(batch, "", lambda path, value: found.get(path, value))
+    return copied
+
+
+def on_device(batch: Given, device: torch.device) -> Given:
+    """The batch where the model is; no wait."""
+    if device.type == "cpu":
+        return batch
+    copied: Given = mapped(batch, "", lambda _, value: to_device(value, device) if isinstance(value, Tensor) and not _is_there(value) else value)
+    return copied
+
+
+def check_places(batch: Batch, device: torch.device) -> None:
+    for path, value in leaves_of(batch, ""):
+        if _is_there(value) and value.device != device:
+            here = "on the CPU, where the model is" if device.type == "cpu" else f"on the CPU, or on {device}, where the model is"
+            raise BadInputError(f"batch: {path.lstrip('.')} is on {value.device}, wanted it {here}")
 
 
 def _axis(path: str, tensor: Tensor) -> int:

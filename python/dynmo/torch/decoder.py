@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import BadInputError
 from . import checks
+from .device import device_of
 from .layers import HIDDEN, LOSS, Context, Layer, MicroBatch, Spec, Tie, Values
 from .stand_ins import (
     BlockStandIn, FrontStandIn, Given, Path, at, hidden_path, replaced, shape_before_width, tensors_of, with_fresh_caches, with_tensors,
@@ -99,7 +100,7 @@ class Decoder:
     """A causal language model of transformers as layers: embedding, blocks, head."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.module = model
+        self.module, self.device = model, device_of("model", [model])
         self.blocks_name, self._blocks = find_blocks(model)
         self._real = list(self._blocks)
         self._places = [(self._blocks, str(index)) for index in range(len(self._real))]
@@ -170,7 +171,7 @@ class Decoder:
         places = {id(child): (parent, name) for parent in self.module.modules() for name, child in parent._modules.items()}
         self._front = called["front"]
         self._front_places = [places[id(module)] for module in self._front]
-        self._zeros = [FrontStandIn(module, *widths[id(module)]) for module in self._front]
+        self._zeros = [FrontStandIn(module, self.device.device, *widths[id(module)]) for module in self._front]
         self._behind = [module for module in self.module.modules() if id(module) in owners and id(module) not in inside]
         self._behind = [module for module in self._behind if module not in self._front]
         # A module around the blocks has no stand-in. What it holds counts as the embedding's, and is not there for the head.
@@ -234,14 +235,14 @@ class Decoder:
 
     def _call(self, batch: MicroBatch, calls: list[Callable[..., Tensor]], zeros: bool) -> Any:
         stand_ins: list[nn.Module] = [
-            BlockStandIn(block, call, outputs) for block, call, outputs in zip(self._real, calls, self._outputs)
+            BlockStandIn(block, self.device.device, call, outputs) for block, call, outputs in zip(self._real, calls, self._outputs)
         ]
         places = self._places + (self._front_places if zeros else [])
         with replaced(places, stand_ins + (self._zeros if zeros else [])):
             return self.module(**self.arguments(batch))
 
-    def begin(self, batch: MicroBatch, step: int) -> Context:
-        return Context(batch)
+    def begin(self, batch: MicroBatch, step: int, host: Optional[MicroBatch] = None) -> Context:
+        return Context(batch, host or batch)
 
     def front(self, batch: MicroBatch, zeros: bool) -> tuple[Tensor, Notes]:
         """The embedding's output, or zeros as it would be; and what the blocks are given then."""
@@ -273,7 +274,7 @@ class Decoder:
         return first[0], Notes(arguments, hidden_places, Spec(HIDDEN, tuple(first[0].shape), first[0].dtype))
 
     def _key(self, batch: MicroBatch) -> Any:
-        key: list[Any] = [self.module.training, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")]
+        key: list[Any] = [self.module.training, torch.is_autocast_enabled(self.device.type), torch.get_autocast_dtype(self.device.type)]
         for name, value in batch.items():
             if isinstance(value, Tensor) and name in ("input_ids", "labels") and self.notes_follow_shapes:
                 key.append((name, tuple(value.shape), value.dtype))
@@ -284,7 +285,7 @@ class Decoder:
     def describe(self, context: Context) -> None:
         if context.notes is not None:
             return
-        key = self._key(context.batch)
+        key = self._key(context.host)
         if key not in self._cache:
             with torch.no_grad():
                 self._cache[key] = self.front(context.batch, zeros=True)[1]
@@ -335,7 +336,7 @@ class Decoder:
         return {HIDDEN: result, **{spec.name: values[spec.name] for spec in context.boundaries[index + 1][1:]}}
 
     def _run_behind(self, hidden: Tensor, context: Context) -> Tensor:
-        state = torch.get_rng_state()
+        state = self.device.random_state()
 
         def pass_on(*arguments: Any, **named: Any) -> Tensor:
             given = (arguments, named)
@@ -343,7 +344,7 @@ class Decoder:
             return passed
 
         def arrived(*_: Any, **__: Any) -> Tensor:
-            torch.set_rng_state(state)  # what runs in front of the blocks has drawn, too
+            self.device.set_random_state(state)  # what runs in front of the blocks has drawn, too
             return hidden
 
         return self._loss_of(self._call(context.batch, [pass_on] * (len(self._real) - 1) + [arrived], zeros=True))

@@ -99,7 +99,7 @@ def add_weight_gradients(queue: Queue) -> None:
     """Adds what waits in the queue to the gradients of its weights, in the order in which B does."""
     if queue:
         weights = {id(weight): weight for pending in queue for weight in pending.weights}
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(queue[0].output.device.type, enabled=False):
             torch.autograd.backward(
                 [pending.output for pending in queue], [pending.gradient for pending in queue], inputs=list(weights.values())
             )

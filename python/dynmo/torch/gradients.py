@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInputError
+from .device import to_device
 from .layers import Split
 from .ranks import Ranks
 
@@ -44,7 +45,7 @@ class Clip:
     """torch.nn.utils.clip_grad_norm_ over all ranks, bit for bit."""
 
     def __init__(self, split: Split, ranks: Ranks) -> None:
-        self._ranks = ranks
+        self._ranks, self._device = ranks, split.device
         copies = {tie.second for tie in split.ties}
         by_name = {name: (index, parameter) for index, layer in enumerate(split.layers) for name, parameter in layer.parameters.items()}
         names = [name for name, _ in split.module.named_parameters() if name not in copies]
@@ -54,17 +55,21 @@ class Clip:
     def __call__(self, owners: list[int], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
         count = len(self._order)
         cells = torch.zeros(2 * count, dtype=torch.float64)
-        for index, (layer, parameter) in enumerate(self._order):
-            if owners[layer] == self._ranks.rank and self._ranks.replica == 0 and parameter.grad is not None:  # others have the same
-                cells[index] = torch.linalg.vector_norm(parameter.grad, norm_type).double()
-                cells[count + index] = 1
+        own = {
+            index: parameter.grad for index, (layer, parameter) in enumerate(self._order)
+            if owners[layer] == self._ranks.rank and self._ranks.replica == 0 and parameter.grad is not None  # others have the same
+        }
+        if own:
+            norms_of_own = torch._foreach_norm(list(own.values()), norm_type)  # the kernels of torch's clipping
+            cells[list(own)] = torch.tensor(self._device.read(norms_of_own), dtype=torch.float64)
+            cells[[count + index for index in own]] = 1
         self._ranks.sum(cells)
         norms = [
             cells[index].to(parameter.dtype) for index, (_, parameter) in enumerate(self._order) if cells[count + index] != 0
         ]
         if not norms:
             return torch.tensor(0.0)
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        total: Tensor = torch.linalg.vector_norm(to_device(torch.stack(norms), self._device.device), norm_type)
         if error_if_nonfinite and not torch.isfinite(total):
             raise BadInputError(f"gradients: their norm of order {norm_type} is {total.item()}, wanted a finite one")
         return total

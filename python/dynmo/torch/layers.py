@@ -10,6 +10,8 @@ from typing import Any, Optional, Protocol
 import torch
 from torch import Tensor, nn
 
+from .device import Device
+
 MicroBatch = Mapping[str, Any]
 Values = dict[str, Tensor]  # the tensors between two layers, by name
 HIDDEN = "hidden"  # the one that every block changes
@@ -60,6 +62,7 @@ class Context:
     """A micro-batch on its way through the layers of this rank."""
 
     batch: MicroBatch
+    host: MicroBatch  # the same in host memory
     notes: Any = None  # what the blocks are given beside the tensors of a boundary
     boundaries: list[list[Spec]] = field(default_factory=list)  # behind each layer but the last
 
@@ -74,12 +77,13 @@ class Split(Protocol):
     layers: list[Layer]
     ties: list[Tie]
     module: nn.Module
+    device: Device
     width: int  # the most tensors of a boundary
     limits: bool  # whether the shapes of boundaries are limits
     forces_gradients: bool  # whether the output of a frozen first layer requires grad, as reentrant checkpointing wants
 
-    def begin(self, batch: MicroBatch, step: int) -> Context:
-        """A context without notes."""
+    def begin(self, batch: MicroBatch, step: int, host: Optional[MicroBatch] = None) -> Context:
+        """A context without notes. `host` is the batch in host memory."""
 
     def describe(self, context: Context) -> None:
         """Fills in notes and boundaries where the first layer is not on this rank."""

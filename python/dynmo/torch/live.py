@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 from .._core import Decisions
 from ..errors import BadInputError
+from .clocks import Clock, Stamp
 from .exchange import Told
 from .layers import Context, Split, frozen_prefix
 from .marks import Marks
@@ -43,10 +44,13 @@ class Move:
 class Times:
     """This rank's times around the schedule: the optimizer's update, and what else a step takes."""
 
-    def __init__(self) -> None:
-        self._begun: Optional[float] = None
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begun: Optional[Stamp] = None
         self._schedule_s = 0.0
-        self._updating: Optional[float] = None
+        self._updating: Optional[Stamp] = None
+        self._updated: Optional[tuple[Stamp, Stamp]] = None
+        self._before: Optional[tuple[Stamp, Stamp, float, bool]] = None  # the step before: begin, end, schedule, excluded
         self._excluded = False
         self.update_s = 0.0
         self.overhead_s = 0.0
@@ -54,27 +58,37 @@ class Times:
         self.migrate_s = 0.0
 
     def begin_step(self) -> None:
-        now = perf_counter()
+        now = self._clock.stamp()
         if self._begun is not None:
-            rest = now - self._begun - self._schedule_s - self.update_s
-            self.overhead_s = 0.0 if self._excluded else max(rest, 1e-9)
+            self._before = (self._begun, now, self._schedule_s, self._excluded)
         self._begun, self._schedule_s, self._excluded = now, 0.0, False
 
     def add_schedule(self, seconds: float) -> None:
         self._schedule_s += seconds
 
     def begin_update(self) -> None:
-        self._updating = perf_counter()
+        self._updating = self._clock.stamp()
 
     def end_update(self) -> None:
         if self._updating is not None:
-            self.update_s = perf_counter() - self._updating
+            self._updated = (self._updating, self._clock.stamp())
             self._updating = None
 
     def exclude(self) -> None:
         """A move fell into this step."""
         self._excluded = True
 
+    def settle(self) -> None:
+        """Reads the times of the step before. The caller has waited for the clock."""
+        if self._updated is not None:
+            self.update_s = self._clock.seconds(*self._updated)
+            self._clock.free(self._updated)
+        if self._before is not None:
+            begun, end, schedule_s, excluded = self._before
+            rest = self._clock.seconds(begun, end) - schedule_s - self.update_s
+            self.overhead_s = 0.0 if excluded else max(rest, 1e-9)
+            self._clock.free([begun])
+        self._updated = self._before = None
 
 
 class Balancer:
@@ -88,7 +102,7 @@ class Balancer:
         self._frozen = frozen_prefix(split.layers)
         self._flags = flags_of(split)
         self._changed = ""
-        self.times = Times()
+        self.times = Times(split.device.clock)
         self._observed_at = perf_counter()
         self._plan_s = 0.0  # since the step before
         self.facts: dict[str, float] = {}

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from time import perf_counter
+from typing import Optional
 
 from torch import Tensor
 
+from .clocks import Clock, HostClock, Stamp
 from .layers import Values
 
-Stamps = list[tuple[int, float]]
+Stamps = list[tuple[int, Stamp]]
 
 
 class Marks:
-    """Sums over the micro-batches of a step, by layer; all of one rank."""
+    """Sums over the micro-batches of a step, by layer; all of one rank. `settle` adds up times, after a wait for the device."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, clock: Optional[Clock] = None) -> None:
         self._layers = layers
+        self._clock = clock if clock is not None else HostClock()
+        self._noted: list[tuple[list[float], int, Stamp, Stamp]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -27,28 +30,38 @@ class Marks:
         self.forwards = [0] * self._layers
         self.backwards = [0] * self._layers
         self.apart = [0] * self._layers  # how often W ran by itself
+        self._waits_s = [0.0]
         self.wait_s = 0.0
+        self._noted.clear()
+
+    def settle(self) -> None:
+        """Reads the stamps so far. The caller has waited for the clock."""
+        for sums, place, start, end in self._noted:
+            sums[place] += self._clock.seconds(start, end)
+        self.wait_s = self._waits_s[0]
+        self._clock.free({id(stamp): stamp for *_, start, end in self._noted for stamp in (start, end)}.values())
+        self._noted.clear()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        start = perf_counter()
+        start = self._clock.stamp()
         try:
             yield
         finally:
-            self.wait_s += perf_counter() - start
+            self._noted.append((self._waits_s, 0, start, self._clock.stamp()))
 
     @contextlib.contextmanager
     def forward(self, layer: int) -> Iterator[None]:
-        start = perf_counter()
+        start = self._clock.stamp()
         yield
-        self.forward_s[layer] += perf_counter() - start
+        self._noted.append((self.forward_s, layer, start, self._clock.stamp()))
         self.forwards[layer] += 1
 
     def watch(self, outputs: Values, stamps: Stamps, layer: int) -> None:
         """Notes when the gradient of a layer's output is there."""
 
         def note(_: Tensor) -> None:
-            stamps.append((layer, perf_counter()))
+            stamps.append((layer, self._clock.stamp()))
 
         output = next((value for value in outputs.values() if value.grad_fn is not None), None)
         if output is not None:
@@ -57,16 +70,16 @@ class Marks:
     @contextlib.contextmanager
     def backward(self, last: int, stamps: Stamps) -> Iterator[None]:
         stamps.clear()
-        stamps.append((last, perf_counter()))
+        stamps.append((last, self._clock.stamp()))
         yield
-        ends = [start for _, start in stamps[1:]] + [perf_counter()]
+        ends = [start for _, start in stamps[1:]] + [self._clock.stamp()]
         for (layer, start), end in zip(stamps, ends):
-            self.backward_s[layer] += end - start
+            self._noted.append((self.backward_s, layer, start, end))
             self.backwards[layer] += 1
 
     @contextlib.contextmanager
     def weights(self, layer: int) -> Iterator[None]:
-        start = perf_counter()
+        start = self._clock.stamp()
         yield
-        self.weights_s[layer] += perf_counter() - start
+        self._noted.append((self.weights_s, layer, start, self._clock.stamp()))
         self.apart[layer] += 1

@@ -31,8 +31,8 @@ def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int,
 class Arriving:
     """Tensors that this rank receives: as `specs` say, or at most so."""
 
-    def __init__(self, ranks: Ranks, specs: Sequence[Spec], source: int, tag: int, limits: bool) -> None:
-        self._ranks, self._specs, self._source, self._tag = ranks, specs, source, tag
+    def __init__(self, ranks: Ranks, specs: Sequence[Spec], source: int, tag: int, limits: bool, device: torch.device) -> None:
+        self._ranks, self._specs, self._source, self._tag, self._device = ranks, specs, source, tag, device
         self._sizes: Optional[Message] = None
         self._messages: list[Optional[Message]] = []
         self._values: Values = {}
@@ -44,7 +44,7 @@ class Arriving:
 
     def _post(self, shapes: Sequence[tuple[int, ...]]) -> None:
         for number, (spec, shape) in enumerate(zip(self._specs, shapes)):
-            buffer = torch.empty(shape, dtype=spec.dtype)
+            buffer = torch.empty(shape, dtype=spec.dtype, device=self._device)
             self._values[spec.name] = buffer
             self._messages.append(self._ranks.receive(buffer, self._source, self._tag + number) if buffer.numel() > 0 else None)
 

@@ -58,7 +58,7 @@ class Mover:
                 if not keep:
                     state.give_away(self._split.layers[layer], self._optimizer)
             elif after[layer] == self._ranks.rank:
-                state.take_in(self._split.layers[layer], self._optimizer, arrived[layer])
+                state.take_in(self._split.layers[layer], self._optimizer, arrived[layer], self._split.device.device)
         size = sum(heads[layer].payload for layer in changed)
         return Moved(size, perf_counter() - start, changed, True)
 

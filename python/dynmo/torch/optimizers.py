@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInputError
+from .device import Device
 from .ranks import one_line
 
 ELEMENTWISE = (
@@ -59,6 +60,7 @@ class _Trial:
         self._optimizer = optimizer
         self._all = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._chosen = _two_of_each_kind(optimizer)
+        self._device = Device(self._all[0].device) if self._all else Device()
 
     def difference(self) -> str:
         together = self._run(self._chosen)
@@ -71,7 +73,7 @@ class _Trial:
 
     def _run(self, trained: list[int]) -> dict[str, Any]:
         """A few updates of some parameters."""
-        with torch.random.fork_rng(devices=[]):
+        with self._device.forked_random():
             torch.manual_seed(0)
             small = {number: _small(self._all[number], number in trained, number) for number in range(len(self._all))}
             optimizer = self._copy(small)
@@ -121,7 +123,7 @@ def _small(like: Tensor, trained: bool, number: int) -> nn.Parameter:
     if not trained:
         return nn.Parameter(torch.empty(shape, dtype=like.dtype, device="meta"), requires_grad=like.requires_grad)
     generator = torch.Generator().manual_seed(number)
-    return nn.Parameter(torch.randn(shape, generator=generator).to(like.dtype))
+    return nn.Parameter(torch.randn(shape, generator=generator).to(like))
 
 
 def _small_state(value: Any, like: Tensor, parameter: Tensor) -> Any:
@@ -137,7 +139,7 @@ def _gradient(parameter: Tensor, number: int, step: int) -> Tensor:
     generator = torch.Generator().manual_seed(1000 + number)
     common = torch.randn(parameter.shape, generator=generator)
     generator.manual_seed(1000 * (step + 2) + number)
-    return (3 * common + 0.3 * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype)
+    return (3 * common + 0.3 * torch.randn(parameter.shape, generator=generator)).to(parameter)
 
 
 def _differs(together: dict[str, Any], apart: dict[str, Any], one: int) -> str:

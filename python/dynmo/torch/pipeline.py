@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import Any, Optional, Union
 
 import torch
@@ -80,7 +79,7 @@ class Pipeline:
         self.micro_batches, self._accumulation = micro_batches, accumulation
         self._seed = start.seed_of(draws, seed, self._ranks)
         self.plan = start.first_plan(self._split, self._ranks, micro_batches, schedule, plan)
-        self.marks = Marks(len(self._split.layers))
+        self.marks = Marks(len(self._split.layers), self._split.device.clock)
         self._clip = Clip(self._split, self._ranks)
         self._mover = Mover(self._split, self._ranks, optimizer)
         self._reduction = Reduction(self._split, self._ranks)
@@ -173,7 +172,7 @@ class Pipeline:
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
-            return self._pass(self._batch(pair, batch), len(self._split.layers), Marks(len(self._split.layers)))
+            return self._pass(self._batch(pair, batch), len(self._split.layers), Marks(len(self._split.layers), self._split.device.clock))
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -309,23 +308,28 @@ class Pipeline:
 
     def _run(self, batch: batches.Batch, frozen: int, marks: Marks) -> Tensor:
         training = marks is self.marks
+        host, device = batches.on_host(batch), self._split.device
         if self._whole:
-            self._check_first(batch, frozen, training)
-        micro_batches, agreed = self._micro_batches(batch, frozen, training)
+            self._check_first(batch, host, frozen, training)
+        micro_batches, agreed = self._micro_batches(batch, host, frozen, training)
         self._tokens = batches.count_tokens(batch)
         whole = batches.ITEMS in micro_batches[0]  # the loss is a sum over the micro-batch, already divided
         divisor = 1 if whole else self.replicas * len(micro_batches) * (self._accumulation if training else 1)
         program = self._program(frozen, len(micro_batches))
-        contexts = [self._split.begin(micro_batch, self.steps) for micro_batch in micro_batches]
+        hosts = micro_batches if device.is_host else self._cut(host)
+        contexts = [self._split.begin(here, self.steps, there) for here, there in zip(micro_batches, hosts)]
         number = (self.steps * self.replicas + self.replica) * self._accumulation + self._rounds
         step = Step(
             self._split, self._ranks, program, contexts, marks, lambda loss: loss / divisor if divisor != 1 else loss,
             number, self._used_seed(), agreed,
         )
-        begun = perf_counter()
+        begun = device.clock.stamp()
         step.run()
-        self._schedule_s = perf_counter() - begun + (self._schedule_s if self._rounds else 0.0)
-        losses = {micro_batch: float(loss) for micro_batch, loss in step.losses.items()}
+        ended = device.clock.stamp()
+        losses = dict(zip(step.losses, device.read(list(step.losses.values()))))
+        marks.settle()
+        self._schedule_s = device.clock.seconds(begun, ended) + (self._schedule_s if self._rounds else 0.0)
+        device.clock.free([begun, ended])
         last = training and self._rounds == self._accumulation - 1
         return self._total(self._exchange(losses, frozen, last, contexts), divisor)
 
@@ -334,14 +338,14 @@ class Pipeline:
 
     # --- The batch. ---
 
-    def _check_first(self, batch: batches.Batch, frozen: int, training: bool) -> None:
+    def _check_first(self, batch: batches.Batch, host: batches.Batch, frozen: int, training: bool) -> None:
         """Runs a batch on the whole model, which every rank still has, and on its layers; then drops those of other ranks."""
 
         def check() -> tuple[None, dict[str, Any]]:
             self._check_trained(frozen, training)
             self._parts(batch)
-            facts = dict(zip(AGREED, self._alike(batch, frozen)))
-            sample = batches.sample_of(batch, self.micro_batches)
+            facts = dict(zip(AGREED, self._alike(host, frozen)))
+            sample = batches.on_device(batches.sample_of(host, self.micro_batches), self._split.device.device)
             known = {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}
             if training or not batches.kinds_of(batches.first_of(batch)).items() <= known:
                 selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
@@ -367,7 +371,7 @@ class Pipeline:
             raise BadInputError("model: no parameter is trained, wanted one with requires_grad")
 
     def _micro_batches(
-        self, batch: batches.Batch, frozen: int, training: bool
+        self, batch: batches.Batch, host: batches.Batch, frozen: int, training: bool
     ) -> tuple[list[dict[str, Any]], Callable[[], None]]:
         """The batch in parts, and the rest of the agreement, in which others learn of what this rank refuses."""
         try:
@@ -376,13 +380,19 @@ class Pipeline:
                 self._check_taken()
             if not self._whole:
                 batches.check_kinds(batches.first_of(batch), self._kinds)
-            return self._parts(batch), begin_agreement(self._ranks, self._alike(batch, frozen))
+            return self._parts(batch), begin_agreement(self._ranks, self._alike(host, frozen))
         except BadInputError as error:
             with contextlib.suppress(BadInputError):
-                begin_agreement(self._ranks, self._alike(batch, frozen), str(error))()
+                begin_agreement(self._ranks, self._alike(host, frozen), str(error))()
             raise self._ranks.agreed(str(error)) from error
 
     def _parts(self, batch: batches.Batch) -> list[dict[str, Any]]:
+        """The micro-batches, where the model is."""
+        device = self._split.device.device
+        batches.check_places(batch, device)
+        return self._cut(batches.on_device(batch, device))
+
+    def _cut(self, batch: batches.Batch) -> list[dict[str, Any]]:
         return batches.micro_batches_of(batch, self.micro_batches, fewer=self.replicas == self._accumulation == 1)
 
     def _check_taken(self) -> None:
@@ -401,6 +411,7 @@ class Pipeline:
         own = Told(losses)
         if balancer is not None:
             balancer.times.add_schedule(self._schedule_s)
+            balancer.times.settle()
             own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, contexts[0])
             own.tokens = self._tokens
         told = exchange(self._ranks, len(contexts), len(self._split.layers), own, whole=balancer is not None)

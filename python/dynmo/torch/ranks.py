@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import BadInputError, RankLostError
+from .lanes import HostLane
 from .sockets import Sockets
 
 Result = TypeVar("Result")
@@ -85,6 +86,7 @@ class Ranks:
     number, world = 0, 1  # in torch.distributed
     replica, replicas = 0, 1
     rank, size = 0, 1  # in the replica
+    _lane = HostLane()
 
     def __init__(self, timeout_s: float) -> None:
         self._group: Optional[dist.ProcessGroup] = None
@@ -182,13 +184,13 @@ class Ranks:
     # --- Messages. ---
 
     def send(self, tensor: Tensor, to: int, tag: int, replica: Optional[int] = None) -> "Message":
-        """Begins to send to a position in this replica, or another."""
+        """Begins to send to a position in this replica, or another. Tensors of a device wait for it."""
         other = self._layout[self.replica if replica is None else replica][to]
-        return Message(self, lambda: dist.isend(tensor, other, group=self._group, tag=tag), other, tensor)
+        return Message(self, lambda: self._lane.send(self._group, tensor, other, tag), other, tensor)
 
     def receive(self, tensor: Tensor, source: int, tag: int, replica: Optional[int] = None) -> "Message":
         other = self._layout[self.replica if replica is None else replica][source]
-        return Message(self, lambda: dist.irecv(tensor, other, group=self._group, tag=tag), other, tensor)
+        return Message(self, lambda: self._lane.receive(self._group, tensor, other, tag), other, tensor)
 
     def sum(self, cells: Tensor) -> Tensor:
         """Adds up the cells of all ranks, in place; exact where each cell has one owner."""

@@ -145,6 +145,6 @@ def _buckets(parameters: list[nn.Parameter], givers: dict[int, list[int]], repli
         if replica in those:
             flat = torch.cat([parameter.grad.reshape(-1) for parameter in chosen if parameter.grad is not None])
         else:
-            flat = torch.empty(sum(parameter.numel() for parameter in chosen), dtype=dtype)
+            flat = torch.empty(sum(parameter.numel() for parameter in chosen), dtype=dtype, device=chosen[0].device)
         buckets.append(_Bucket(tag + 2 * number, chosen, list(those), flat))
     return buckets

@@ -60,7 +60,7 @@ def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[di
         for offset, (name, tensor) in enumerate(tensors.items()):
             tag = SAVE_TAG + index * 4096 + offset
             if owners[index] == 0 and ranks.rank == 0:
-                weights[name] = tensor.detach()
+                weights[name] = tensor.detach().cpu()
             elif ranks.rank == 0:
                 weights[name] = ranks.receive(torch.empty(tensor.shape, dtype=tensor.dtype), owners[index], tag).wait()
             elif owners[index] == ranks.rank:
@@ -130,8 +130,11 @@ def load_state_dict(
 def _load_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, prefix: str, loaded: dict[str, Any]) -> None:
     values = {name[len(prefix) :]: value for name, value in loaded.items() if name.startswith(prefix)}
     optimizer.state.pop(parameter, None)
+    group = next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), {})
     for key, value in values.items():
-        optimizer.state[parameter][key] = value.clone() if isinstance(value, Tensor) else value
+        on_host = key == "step" and not (group.get("fused") or group.get("capturable"))  # as torch's load_state_dict has it
+        place = torch.device("cpu") if on_host else parameter.device
+        optimizer.state[parameter][key] = value.to(place, copy=True) if isinstance(value, Tensor) else value
 
 
 def save(folder: Path, found: dict[str, Any], ranks: Ranks) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import BadInputError
 from .batches import ITEMS
 from .decoder import Caches, Decoder, find_blocks, text_config
+from .device import Device
 from .layers import Context, MicroBatch, Split, Values, frozen_prefix
 from .marks import Marks
 from .program import Action, Program, Stage
@@ -39,8 +40,8 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def unnoticed(module: nn.Module) -> Iterator[None]:
-    """Leaves gradients, buffers, random numbers and the hooks of gradients as they were."""
+def unnoticed(module: nn.Module, device: Device) -> Iterator[None]:
+    """Leaves gradients, buffers, random numbers and the hooks of gradients as they were. Bits repeat inside."""
     buffers = [(part, name, buffer, buffer.clone()) for part in module.modules() for name, buffer in part._buffers.items() if buffer is not None]
     parameters: list[Any] = list(module.parameters())
     hooks = [parameter._post_accumulate_grad_hooks for parameter in parameters]
@@ -48,7 +49,7 @@ def unnoticed(module: nn.Module) -> Iterator[None]:
     for parameter in parameters:
         parameter.grad = parameter._post_accumulate_grad_hooks = None
     try:
-        with torch.random.fork_rng(devices=[]):
+        with device.forked_random(), device.repeating_bits():
             yield
     finally:
         for parameter, hook, gradient in zip(parameters, hooks, before):
@@ -69,7 +70,7 @@ def taken_gradients(module: nn.Module) -> Gradients:
 
 def whole(module: nn.Module, loss: Tensor) -> tuple[Tensor, Gradients]:
     if loss.requires_grad:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(loss.device.type, enabled=False):
             loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach(), taken_gradients(module)
 
@@ -139,12 +140,12 @@ def split_decoder(model: nn.Module) -> Decoder:
     training = model.training
     model.eval()
     try:
-        with unnoticed(model):
-            decoder = Decoder(model)
+        decoder = Decoder(model)
+        with unnoticed(model, decoder.device):
             decoder.probe(batch)
             found = whole(model, decoder.whole(batch, lambda _: None))
         decoder.collect()
-        with unnoticed(model):
+        with unnoticed(model, decoder.device):
             if problem := _problem(decoder, batch, None, *found):
                 raise BadInputError(f"model: {problem}; it cannot be split so, use layers=[(name, module), ...]")
             decoder.learn_what_notes_follow([{**batch, "input_ids": sample_batch(model, seed)["input_ids"]} for seed in (0, 1)])
@@ -176,7 +177,7 @@ def difference(
 
 def check_batch(split: Split, batch: MicroBatch, seed: Optional[int], weights_apart: bool = False) -> float:
     """Compares the layers with the whole on a batch of the user's, in the model's own mode; returns the loss."""
-    with unnoticed(split.module):
+    with unnoticed(split.module, split.device):
         loss = _checked(split, batch, seed, weights_apart)
         if ITEMS in batch:
             _check_items(split, batch, seed, loss)
@@ -267,11 +268,11 @@ def draws_random_numbers(decoder: Decoder) -> bool:
     """Whether training draws from PyTorch's global generator (dropout and the like)."""
     batch = sample_batch(decoder.module)
     training = decoder.module.training
-    with unnoticed(decoder.module), torch.no_grad():
-        before = torch.get_rng_state()
+    with unnoticed(decoder.module, decoder.device), torch.no_grad():
+        before = decoder.device.random_state()
         decoder.module.train()
         try:
             decoder.module(**decoder.arguments(batch))
         finally:
             decoder.module.train(training)
-        return not torch.equal(before, torch.get_rng_state())
+        return not all(map(torch.equal, before, decoder.device.random_state()))

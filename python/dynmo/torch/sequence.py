@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadInputError
+from .device import device_of
 from .layers import HIDDEN, LOSS, Context, Layer, MicroBatch, Spec, Tie, Values
 
 INPUT, TARGET = "input", "target"
@@ -36,6 +37,7 @@ class Sequential:
         self._named = False  # whether modules give dictionaries
         self.width, self.forces_gradients = MAX_NAMES, False
         self.module: nn.Module = nn.ModuleDict({name.replace(".", "_"): module for name, module in layers})
+        self.device = device_of("layers", [self.module])
         self.ties: list[Tie] = []
         self.layers = [Layer(name) for name, _ in layers]
         owner: dict[int, str] = {}
@@ -49,8 +51,8 @@ class Sequential:
                 layer.parameters[name] = parameter
             layer.buffers.update(module.named_buffers(prefix=key))
 
-    def begin(self, batch: MicroBatch, step: int) -> Context:
-        return Context(batch)
+    def begin(self, batch: MicroBatch, step: int, host: Optional[MicroBatch] = None) -> Context:
+        return Context(batch, host or batch)
 
     def describe(self, context: Context) -> None:
         if context.boundaries:

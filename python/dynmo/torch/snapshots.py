@@ -104,7 +104,7 @@ class Snapshots:
             gc.collect()  # takes long: only if a graph of the step that failed is still there
         for index, layer in enumerate(self._split.layers):
             if sources[index] == member:
-                state.put_back(layer, self._optimizer, slot.layers[index])
+                state.put_back(layer, self._optimizer, slot.layers[index], self._split.device.device)
             else:
                 state.give_away(layer, self._optimizer)
         for group, values in zip(self._optimizer.param_groups if self._optimizer is not None else [], slot.groups):

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .clocks import Clock, Stamp
+
 SAMPLES = 512  # calls of a layer that count, the newest
+UNREAD = 4096  # stamps of a device, at most, until it is waited for
 
 
 class StageLike(Protocol):
@@ -70,17 +73,18 @@ class StageTimes:
 
     LOSS = "the loss"
 
-    def __init__(self, stage: StageLike, clock: Callable[[], float]) -> None:
+    def __init__(self, stage: StageLike, clock: Clock) -> None:
         self._clock = clock
+        self._unread: list[tuple[deque[float], Stamp, Stamp]] = []
         self.modules: dict[str, nn.Module] = {}
         self.lists: dict[str, Optional[str]] = {}  # that a layer is a number of
         self.times: dict[str, Times] = {}  # in the order in which the layers run
         self._handles: list[RemovableHandle] = []
         self._accumulated: tuple[str, list[RemovableHandle]] = ("", [])
-        self._start = 0.0
+        self._start: Stamp = 0.0
         self._current: Optional[str] = None  # whose backward runs
-        self._since = 0.0
-        self._ended: Optional[float] = None
+        self._since: Stamp = 0.0
+        self._ended: Optional[Stamp] = None
         for name, numbered, module in layers_of(stage.submod):
             self.modules[name], self.lists[name] = module, numbered
             self._handles.append(module.register_forward_pre_hook(partial(self._begin, name), with_kwargs=True))
@@ -94,14 +98,26 @@ class StageTimes:
         """The same function, whose time counts as part of the last layer's."""
 
         def timed(*arguments: Any, **named: Any) -> Tensor:
-            start = self._clock()
+            start = self._clock.stamp()
             loss = loss_fn(*arguments, **named)
             if loss.requires_grad:
-                self._times_of(self.LOSS).forward.append(self._clock() - start)
+                self._note(self._times_of(self.LOSS).forward, start, self._clock.stamp())
                 loss.register_hook(partial(self._backward_begins, self.LOSS))  # type: ignore[no-untyped-call]
             return loss
 
         return timed
+
+    def read(self) -> None:
+        """Finishes what has been noted so far; waits for the device."""
+        self.finish_backward()
+        self._clock.wait()
+        for calls, start, end in self._unread:
+            calls.append(self._clock.seconds(start, end))
+        self._clock.free({id(stamp): stamp for _, start, end in self._unread for stamp in (start, end) if stamp is not self._since}.values())
+        self._unread.clear()
+
+    def _note(self, calls: deque[float], start: Stamp, end: Stamp) -> None:
+        self._unread.append((calls, start, end))
 
     def finish_backward(self) -> None:
         """The last backward has ended, though nothing has told of it but its parameters' gradients."""
@@ -122,13 +138,15 @@ class StageTimes:
             return
         if name == next(iter(self.times), name):
             self._watch_end(_first_tensor(given), _first_tensor(named))
-        self._start = self._clock()
+        if len(self._unread) > UNREAD:
+            self.read()
+        self._start = self._clock.stamp()
 
     def _end(self, name: str, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         if not self._counts():
             return
         times = self._times_of(name)
-        times.forward.append(self._clock() - self._start)
+        self._note(times.forward, self._start, self._clock.stamp())
         hidden = _first_tensor(output)
         if hidden is None:
             return
@@ -143,7 +161,7 @@ class StageTimes:
             handles: list[RemovableHandle] = []
 
             def ended(_: Tensor) -> None:
-                self._backward_ends(self._clock())
+                self._backward_ends(self._clock.stamp())
                 for handle in handles:  # receive buffers are used again
                     handle.remove()
 
@@ -164,10 +182,11 @@ class StageTimes:
 
     def _gradient_is_there(self, _: Tensor) -> None:
         if self._current == self._accumulated[0]:
-            self._ended = self._clock()
+            self._clock.free([self._ended] if self._ended is not None else [])
+            self._ended = self._clock.stamp()
 
     def _backward_begins(self, name: str, _: Tensor) -> None:
-        now = self._clock()
+        now = self._clock.stamp()
         before = self.times.get(self._current or "")
         if before is not None and before.place > self.times[name].place:
             self._backward_ends(now)
@@ -175,7 +194,7 @@ class StageTimes:
             self.finish_backward()  # that of another micro-batch; nothing has told when it ended, unless this does
         self._current, self._since, self._ended = name, now, None
 
-    def _backward_ends(self, now: float) -> None:
+    def _backward_ends(self, now: Stamp) -> None:
         if self._current is not None:
-            self.times[self._current].backward.append(now - self._since)
+            self._note(self.times[self._current].backward, self._since, now)
         self._current = self._ended = None

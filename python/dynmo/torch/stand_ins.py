@@ -23,9 +23,10 @@ Path = tuple[Any, ...]
 class _StandIn(nn.Module):
     """Has the attributes and the class of a module, but not its parameters."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
         super().__init__()
         object.__setattr__(self, "_module", module)
+        object.__setattr__(self, "_device", device)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -34,15 +35,15 @@ class _StandIn(nn.Module):
             found = getattr(self._module, name)
         if isinstance(found, Tensor) and found.device.type == "meta":
             # Models ask weights for their device and type; this takes no memory.
-            return torch.zeros(1, dtype=found.dtype).expand(found.shape) if found.dim() > 0 else torch.zeros((), dtype=found.dtype)
+            return torch.zeros(1 if found.dim() > 0 else (), dtype=found.dtype, device=self._device).expand(found.shape)
         return found
 
 
 class BlockStandIn(_StandIn):
     """Stands where a block is, also for isinstance. Gives what `call` gives, as a tuple where the block gives one."""
 
-    def __init__(self, block: nn.Module, call: Callable[..., Tensor], outputs: int) -> None:
-        super().__init__(block)
+    def __init__(self, block: nn.Module, device: torch.device, call: Callable[..., Tensor], outputs: int) -> None:
+        super().__init__(block, device)
         self._call = call
         self._outputs = outputs
 
@@ -65,13 +66,13 @@ class FrontStandIn(_StandIn):
     With a width the output has the shape of ids, or of a hidden tensor, with this width. Else the layer's own forward runs on meta.
     """
 
-    def __init__(self, module: nn.Module, width: Optional[int], dtype: torch.dtype) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, device: torch.device, width: Optional[int], dtype: torch.dtype) -> None:
+        super().__init__(module, device)
         self._width = width
         self._dtype = dtype
         first = next(module.parameters())
         # A model's device and type are those of its first parameter.
-        self.place = nn.Parameter(torch.zeros(1, dtype=first.dtype), requires_grad=False)
+        self.place = nn.Parameter(torch.zeros(1, dtype=first.dtype, device=device), requires_grad=False)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         if self._width is None:

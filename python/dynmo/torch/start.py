@@ -17,7 +17,7 @@ from ..errors import BadInputError
 from . import checks, selfcheck
 from .decoder import Decoder
 from .layers import LOSS, Layer, Split, Values
-from .marks import Marks
+from .marks import Marks, Stamps
 from .optimizers import check_optimizer
 from .program import KINDS, Plan, read_plan
 from .ranks import Ranks
@@ -78,7 +78,7 @@ def agreed_split(ranks: Ranks, make: Callable[[], Split]) -> tuple[Split, bool]:
         draws = selfcheck.draws_random_numbers(split) if isinstance(split, Decoder) else _has_dropout(split.module)
         if ranks.size > 1 and (trouble := checks.check_free(pair for layer in split.layers for pair in layer.parameters.items())):
             raise BadInputError(f"model: {trouble}")
-        return (split, draws), {"model": [layer.name for layer in split.layers], "dropout": draws, **_fingerprint(split)}
+        return (split, draws), {"model": [layer.name for layer in split.layers], "dropout": draws, "kind of device": split.device.type, **_fingerprint(split)}
 
     return ranks.attempt("model: its split", split_and_check)
 
@@ -157,8 +157,10 @@ def _times(split: Split) -> list[tuple[float, float]]:
     batch = selfcheck.sample_batch(split.module)
     best: list[tuple[float, float]] = []
     for _ in range(3):
-        marks = Marks(len(split.layers))
+        marks = Marks(len(split.layers), split.device.clock)
         forward_backward(split, batch, marks)
+        split.device.clock.wait()
+        marks.settle()
         now = list(zip(marks.forward_s, marks.backward_s))
         best = now if not best else [(min(f, g), min(b, c)) for (f, b), (g, c) in zip(best, now)]
     return best
@@ -171,9 +173,9 @@ def _by_parameters(split: Split) -> list[tuple[float, float]]:
 def forward_backward(split: Split, batch: Mapping[str, Any], marks: Marks) -> None:
     """All layers once; gradients are dropped."""
     context = split.begin(batch, 0)
-    stamps: list[tuple[int, float]] = []
+    stamps: Stamps = []
     values: Values = {}
-    with selfcheck.unnoticed(split.module):
+    with selfcheck.unnoticed(split.module, split.device):
         for layer in range(len(split.layers)):
             with marks.forward(layer):
                 values = split.run(layer, values, context)

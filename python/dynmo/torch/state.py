@@ -7,19 +7,22 @@ dictionary of parameters stay valid. Only `optimizer.state[parameter]` is taken 
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
+from .device import empty_on_host, to_device, to_host
 from .layers import Layer
 
 ALIGNMENT = 64
 OWN_MESSAGE = 1 << 16  # bytes: a tensor as large is sent as it is; the others of a layer are packed into one message
 
-# Name of a parameter or buffer, key of the optimizer's state ("" for the tensor itself), type, shape.
-Entry = tuple[str, str, torch.dtype, tuple[int, ...]]
+Key = tuple[str, str]  # name of a parameter or buffer, key of the optimizer's state ("" for the tensor itself)
+Entry = tuple[str, str, torch.dtype, tuple[int, ...], bool]  # and type, shape, whether it lies on a device
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -32,10 +35,14 @@ def _aligned(size: int) -> int:
 
 @dataclass
 class Content:
-    """A layer with its optimizer state: tensors, and values that are none."""
+    """A layer with its optimizer state: tensors, and values that are none.
 
-    tensors: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    values: dict[tuple[str, str], Any] = field(default_factory=dict)
+    A copy lies in host memory; `of_device` says which of its tensors lay on a device.
+    """
+
+    tensors: dict[Key, Tensor] = field(default_factory=dict)
+    values: dict[Key, Any] = field(default_factory=dict)
+    of_device: set[Key] = field(default_factory=set)
 
 
 @dataclass
@@ -43,19 +50,19 @@ class Head:
     """What a receiver knows of a layer before its bytes come."""
 
     entries: list[Entry]
-    values: dict[tuple[str, str], Any]
+    values: dict[Key, Any]
 
     @property
     def payload(self) -> int:
-        return sum(_size(dtype, shape) for _, _, dtype, shape in self.entries)
+        return sum(_size(dtype, shape) for _, _, dtype, shape, _ in self.entries)
 
     @property
     def packed(self) -> list[Entry]:
-        return [entry for entry in self.entries if _size(*entry[2:]) < OWN_MESSAGE]
+        return [entry for entry in self.entries if _size(*entry[2:4]) < OWN_MESSAGE]
 
     @property
     def packed_size(self) -> int:
-        return sum(_aligned(_size(dtype, shape)) for _, _, dtype, shape in self.packed)
+        return sum(_aligned(_size(dtype, shape)) for _, _, dtype, shape, _ in self.packed)
 
 
 def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
@@ -81,28 +88,56 @@ def content_of(layer: Layer, optimizer: Optional[torch.optim.Optimizer]) -> Cont
 
 
 def head_of(content: Content) -> Head:
-    entries = [(name, key, tensor.dtype, tuple(tensor.shape)) for (name, key), tensor in content.tensors.items()]
+    entries = [
+        (name, key, tensor.dtype, tuple(tensor.shape), tensor.device.type != "cpu") for (name, key), tensor in content.tensors.items()
+    ]
     return Head(entries, content.values)
+
+
+def _on_host(tensors: dict[Key, Tensor]) -> dict[Key, Tensor]:
+    """The tensors in host memory. Those of a device are packed there, and copied at once."""
+    there = {key: _bytes(tensor) for key, tensor in tensors.items() if tensor.device.type != "cpu"}
+    if not there:
+        return tensors
+    ends = list(itertools.accumulate(_aligned(part.numel()) for part in there.values()))
+    flat = torch.empty(ends[-1], dtype=torch.uint8, device=next(iter(there.values())).device)
+    for part, end in zip(there.values(), ends):
+        flat[end - _aligned(part.numel()) :][: part.numel()] = part
+    return {**tensors, **_cut(to_host([flat])[0], [(*key, tensors[key].dtype, tuple(tensors[key].shape), True) for key in there])}
+
+
+def _cut(flat: Tensor, entries: Sequence[Entry]) -> dict[Key, Tensor]:
+    """Tensors one behind the other in `flat`, each aligned."""
+    found, offset = {}, 0
+    for name, key, dtype, shape, _ in entries:
+        size = _size(dtype, shape)
+        found[(name, key)] = flat[offset : offset + size].view(dtype).view(shape)
+        offset += _aligned(size)
+    return found
 
 
 def messages_of(content: Content, head: Head, behind: int) -> list[Tensor]:
     """The layer's bytes: its large tensors as they are, then the others in one, each aligned, with `behind` bytes after them."""
+    tensors = _on_host(content.tensors)
     packed = torch.zeros(head.packed_size + behind, dtype=torch.uint8)
     offset = 0
-    for name, key, dtype, shape in head.packed:
+    for name, key, dtype, shape, _ in head.packed:
         size = _size(dtype, shape)
-        packed[offset : offset + size] = _bytes(content.tensors[(name, key)])
+        packed[offset : offset + size] = _bytes(tensors[(name, key)])
         offset += _aligned(size)
-    large = [_bytes(content.tensors[(name, key)]) for name, key, dtype, shape in head.entries if _size(dtype, shape) >= OWN_MESSAGE]
+    large = [_bytes(tensors[(name, key)]) for name, key, dtype, shape, _ in head.entries if _size(dtype, shape) >= OWN_MESSAGE]
     return [*large, packed]
 
 
 def room_for(head: Head, behind: int) -> tuple[Content, list[Tensor]]:
     """Where a layer arrives: its large tensors, the others once unpack() has been called; and the messages that fill it."""
-    content = Content(values=head.values)
+    there = [entry for entry in head.entries if entry[4]]
+    room = empty_on_host([sum(_aligned(_size(*entry[2:4])) for entry in there)], torch.uint8) if there else torch.empty(0)
+    content = Content(_cut(room, there), head.values, {entry[:2] for entry in there})
     messages = []
-    for name, key, dtype, shape in head.entries:
-        content.tensors[(name, key)] = torch.empty(shape, dtype=dtype)
+    for name, key, dtype, shape, on_device in head.entries:
+        if not on_device:
+            content.tensors[(name, key)] = torch.empty(shape, dtype=dtype)
         if _size(dtype, shape) >= OWN_MESSAGE:
             messages.append(_bytes(content.tensors[(name, key)]))
     return content, [*messages, torch.empty(head.packed_size + behind, dtype=torch.uint8)]
@@ -110,7 +145,7 @@ def room_for(head: Head, behind: int) -> tuple[Content, list[Tensor]]:
 
 def unpack(packed: Tensor, head: Head, content: Content) -> None:
     offset = 0
-    for name, key, dtype, shape in head.packed:
+    for name, key, dtype, shape, _ in head.packed:
         size = _size(dtype, shape)
         _bytes(content.tensors[(name, key)]).copy_(packed[offset : offset + size])
         offset += _aligned(size)
@@ -132,8 +167,10 @@ def give_away(layer: Layer, optimizer: Optional[torch.optim.Optimizer]) -> None:
             optimizer.state.pop(parameter, None)
 
 
-def take_in(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content) -> None:
-    for (name, key), tensor in content.tensors.items():
+def take_in(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content, device: torch.device) -> None:
+    """Gives the layer what `content` holds; what lay on a device then lies on this rank's."""
+    tensors = {key: to_device(tensor, device) if key in content.of_device else tensor for key, tensor in content.tensors.items()}
+    for (name, key), tensor in tensors.items():
         if name in layer.buffers:
             layer.buffers[name].copy_(tensor)
         elif key == "":
@@ -141,17 +178,19 @@ def take_in(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: C
             _swap(parameter, nn.Parameter(tensor, requires_grad=parameter.requires_grad))
     if optimizer is None:
         return
-    for (name, key), value in [*content.tensors.items(), *content.values.items()]:
+    for (name, key), value in [*tensors.items(), *content.values.items()]:
         if key != "":
             optimizer.state[layer.parameters[name]][key] = value
 
 
 def clone_of(content: Content) -> Content:
-    """A copy that shares no memory."""
-    return Content({key: tensor.clone() for key, tensor in content.tensors.items()}, copy.deepcopy(content.values))
+    """A copy that shares no memory, in that of the host."""
+    of_device = content.of_device | {key for key, tensor in content.tensors.items() if tensor.device.type != "cpu"}
+    tensors = {key: tensor.clone() for key, tensor in _on_host(content.tensors).items()}
+    return Content(tensors, copy.deepcopy(content.values), of_device)
 
 
-def put_back(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content) -> None:
+def put_back(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content, device: torch.device) -> None:
     """Gives a layer, which may be here or not, a copy of what it once held."""
     copied = clone_of(content)
     for name, parameter in layer.parameters.items():
@@ -160,4 +199,4 @@ def put_back(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: 
         if parameter.device.type != "meta":
             with torch.no_grad():
                 parameter.copy_(copied.tensors.pop((name, "")))
-    take_in(layer, optimizer, copied)
+    take_in(layer, optimizer, copied, device)

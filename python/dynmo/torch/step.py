@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import BadInputError
 from .deferred import Deferring, Queue, add_weight_gradients
 from .layers import HIDDEN, LOSS, Context, Spec, Split, Values
-from .marks import Marks
+from .marks import Marks, Stamps
 from .messages import Arriving, post
 from .program import Action, Program
 from .ranks import Message, Ranks
@@ -48,7 +48,7 @@ class Step:
         self._sends: list[Message] = []
         self._inputs: dict[Place, Values] = {}  # those that want a gradient
         self._outputs: dict[Place, Values] = {}
-        self._stamps: dict[Place, list[tuple[int, float]]] = {}
+        self._stamps: dict[Place, Stamps] = {}
         self._queues: dict[Place, dict[int, Queue]] = {}  # of gradients of weights, by layer, where I and W are apart
         self._gradients: dict[Place, Values] = {}  # from a stage of this rank to the one before it
         self.losses: dict[int, Tensor] = {}
@@ -94,7 +94,8 @@ class Step:
     def _arriving(self, action: Action, specs: list[Spec], other: int) -> Arriving:
         forward = other < action.stage
         tag = self._tag("F" if forward else "B", min(action.stage, other), action.micro_batch)
-        return Arriving(self._ranks, specs, self._program.stages[other].rank, tag, self._split.limits and forward)
+        rank, device = self._program.stages[other].rank, self._split.device.device
+        return Arriving(self._ranks, specs, rank, tag, self._split.limits and forward, device)
 
     def _arrived(self, kind: str, action: Action) -> Optional[Values]:
         arriving = self._receives.pop((kind, action.stage, action.micro_batch), None)
@@ -132,7 +133,7 @@ class Step:
         if self._seed is None:
             yield
             return
-        with torch.random.fork_rng(devices=[]):
+        with self._split.device.forked_random():
             torch.manual_seed(seed_for(self._seed, layer, self._number, micro_batch))
             yield
 
@@ -194,7 +195,7 @@ class Step:
             gradients = [found[name] for name in roots]
         if not roots:
             raise BadInputError("model: no parameter behind the frozen layers is trained, wanted one with requires_grad")
-        with torch.autocast("cpu", enabled=False), self._marks.backward(stage.layers[-1], stamps):
+        with torch.autocast(self._split.device.type, enabled=False), self._marks.backward(stage.layers[-1], stamps):
             torch.autograd.backward(list(roots.values()), gradients)
         if action.kind == "B" and place in self._queues:  # an order may have both kinds
             self._weights(action)

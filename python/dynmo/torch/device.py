@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device of a rank's parameters: copies between it and host memory, its random numbers, its clock."""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInputError
+from .clocks import Clock, EventClock, HostClock
+
+CPU = torch.device("cpu")
+
+
+@functools.cache
+def _pins() -> bool:
+    """Whether a device reads and writes some of the host's memory by itself."""
+    try:
+        return torch.empty(1, device=CPU, pin_memory=True).is_pinned()
+    except RuntimeError:
+        return False
+
+
+def empty_on_host(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Host memory for copies from and to a device: pinned, where the device has it. PyTorch keeps such memory, and uses it again."""
+    return torch.empty(shape, dtype=dtype, device=CPU, pin_memory=_pins())
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of a device's tensors in host memory; one wait."""
+    copies = [empty_on_host(tensor.shape, tensor.dtype) for tensor in tensors]
+    for copy, tensor in zip(copies, tensors):
+        copy.copy_(tensor, non_blocking=True)
+    torch.accelerator.current_stream(tensors[0].device).synchronize()
+    return copies
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, or the tensor itself; it is there before what the stream does next. No wait where memory can be pinned."""
+    if device.type == "cpu":
+        return tensor
+    if _pins() and not tensor.is_pinned():
+        tensor = empty_on_host(tensor.shape, tensor.dtype).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
+
+
+class Device:
+    """Used by the rank's thread."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device, self.type = device, device.type
+        self.is_host = device.type == "cpu"
+        self.clock: Clock = HostClock() if self.is_host else EventClock(device)
+
+    def read(self, numbers: Sequence[Tensor]) -> list[float]:
+        """Tensors of one number each; one wait, also without any."""
+        if self.is_host:
+            return [float(number) for number in numbers]
+        none = [torch.empty(0, dtype=torch.float64, device=self.device)]
+        found: list[float] = to_host([torch.cat([*none, *(number.reshape(1).double() for number in numbers)])])[0].tolist()
+        return found
+
+    @contextlib.contextmanager
+    def forked_random(self) -> Iterator[None]:
+        """Leaves the generators of the host and of this device as they were."""
+        if self.is_host:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        else:
+            with torch.random.fork_rng(devices=[self.device.index], device_type=self.type):
+                yield
+
+    def random_state(self) -> list[Tensor]:
+        state = [torch.get_rng_state()]
+        return state if self.is_host else [*state, torch.get_device_module(self.device).get_rng_state(self.device)]
+
+    def set_random_state(self, state: list[Tensor]) -> None:
+        torch.set_rng_state(state[0])
+        for own in state[1:]:
+            torch.get_device_module(self.device).set_rng_state(own, self.device)
+
+    @contextlib.contextmanager
+    def repeating_bits(self) -> Iterator[None]:
+        """Kernels of a device that have a deterministic form use it inside, so that bits can be compared."""
+        if self.is_host:
+            yield
+            return
+        before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=warns or not before)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+def device_of(what: str, modules: Iterable[nn.Module]) -> Device:
+    """The one device of all parameters, with what a pipeline needs of it; else one line says what is wrong."""
+    first, device = "", CPU
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if first and parameter.device != device:
+                raise BadInputError(f"{what}: {first} is on {device}, {name} on {parameter.device}, wanted all parameters of a rank on one device")
+            first, device = first or name, parameter.device
+    if (default := torch.get_default_device()).type != "cpu":
+        raise BadInputError(f"{what}: torch.set_default_device({str(default)!r}) is in force, wanted none; move the model by .to({str(default)!r})")
+    found = Device(device)
+    if not found.is_host:
+        try:
+            start = found.clock.stamp()
+            found.clock.wait()
+            found.clock.seconds(start, start)
+            found.random_state()
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise BadInputError(f"{what}: {first} is on {device}, whose work cannot be timed ({said[:120]}), wanted cpu or cuda") from error
+    return found
