@@ -22,7 +22,7 @@ class Adviser(RankCase):
         for stages, schedule, count, line in (
             ([stage], "ZBVZeroBubble", 2, "schedule: ZBVZeroBubble, wanted GPipe, 1F1B, Interleaved1F1B (others run input and weight gradients apart)"),
             ([torch.nn.Linear(2, 2)], "1F1B", 2, "stages: one is a Linear, wanted PipelineStage objects of torch.distributed.pipelining"),
-            ([on_meta], "gpipe", 2, "stages: stage 3 is on meta, wanted cpu: layers are timed by the CPU's clock"),
+            ([on_meta], "gpipe", 2, "stages: stage 3: weight is on meta, whose work cannot be timed (meta backend doesn't support events.), wanted cpu or cuda"),
             ([], "gpipe", 2, "Adviser: 0 stages, 2 micro-batches, wanted at least one of each"),
             ([stage], "gpipe", 0, "Adviser: 1 stages, 0 micro-batches, wanted at least one of each"),
         ):

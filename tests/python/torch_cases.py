@@ -42,6 +42,8 @@ def make_model(case):
         model.gradient_checkpointing_enable({"use_reentrant": case["checkpointing"] == "reentrant"})
         if case.get("adapters"):
             model.enable_input_require_grads()  # else reentrant checkpoints of frozen inputs have no gradients
+    if case.get("device", "cpu") != "cpu":
+        model.to(case["device"]).tie_weights()  # .to() to a device that torch does not know makes new parameters
     return model.train()
 
 
@@ -149,12 +151,13 @@ def train_plainly(case):
             for number in range(len(rounds)):
                 part_of_total = torch.zeros(())
                 for part in micro_batches_of(case, batch):
-                    with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+                    part = {name: value.to(model.device) if isinstance(value, torch.Tensor) else value for name, value in part.items()}
+                    with torch.autocast(model.device.type, torch.bfloat16, enabled=case.get("autocast", False)):
                         loss = model(**part).loss
                     if not case.get("items"):
                         loss = loss / (case.get("replicas", 1) * case["micro_batches"] * len(rounds))
                     loss.backward()
-                    part_of_total += loss.detach()
+                    part_of_total += loss.detach().cpu()
                 rounds[number] += part_of_total
             buffers.append([parameter.grad for parameter in model.parameters()])
             model.zero_grad()
@@ -186,14 +189,20 @@ def result_of(model, optimizer, losses):
     weights, state = {}, {}
     for name, parameter in model.named_parameters():
         if parameter.device.type != "meta":
-            weights[name] = parameter.detach()
-            state[name] = dict(optimizer.state.get(parameter, {}))
+            weights[name] = parameter.detach().cpu()
+            state[name] = {
+                key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in optimizer.state.get(parameter, {}).items()
+            }
     return {"losses": losses, "weights": weights, "state": state}
 
 
 def main():
     """torch_cases.py FOLDER: trains cases.pt plainly."""
     folder = sys.argv[1]
+    if "STRICT_DEVICE" in os.environ:
+        import strict_torch
+
+        strict_torch.open_device()
     for index, case in enumerate(torch.load(os.path.join(folder, "cases.pt"))):
         torch.save(result_of(*train_plainly(case)), os.path.join(folder, f"plain-{index}.pt"))
     assert not any(name.startswith("dynmo") for name in sys.modules)

@@ -77,7 +77,7 @@ def train(case, after_step=lambda pipe, step: None):
             assert pipe.move_to(random_plan(rng, len(pipe.layers), pipe.ranks, case["micro_batches"], kinds)).done
         batch = torch_cases.batches_of(case, step)[pipe.replica]
         total = torch.zeros(())
-        with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+        with torch.autocast(case.get("device", "cpu"), torch.bfloat16, enabled=case.get("autocast", False)):
             for _ in range(case.get("accumulation", 1) - 1):
                 total = pipe.accumulate(**batch)
             total = pipe.step(**batch) if case.get("accumulation", 1) == 1 else total + pipe.step(**batch)
@@ -102,6 +102,10 @@ def main():
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     rank = int(os.environ.get("RANK", "0"))
+    if "STRICT_DEVICE" in os.environ:
+        import strict_torch
+
+        strict_torch.open_device()
     cases = torch.load(os.path.join(folder, "cases.pt"))
     if any(case.get("balance") for case in cases):
         even_clock()

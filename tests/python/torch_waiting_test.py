@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for other ranks is no work: a clock of the test's own goes on in layers and in waits, and only the layers' part is booked."""
 import unittest
-from unittest import mock
 
 import torch
 from torch import nn
 
-from dynmo.torch import live, marks, program, sequence, step
+from dynmo.torch import clocks, live, marks, program, sequence, step
 
 FORWARD_S, BACKWARD_S, WAIT_S, AGREE_S = 1.0, 2.0, 50.0, 300.0
 MICRO_BATCHES = 4
@@ -82,12 +81,12 @@ class Waiting(unittest.TestCase):
                 agreed.append(True)
 
         batch = {sequence.INPUT: torch.ones(1, 2), sequence.TARGET: torch.zeros(1, 2)}
-        with mock.patch.object(marks, "perf_counter", clock):
-            noted = marks.Marks(4)
-            step.Step(
-                split, LateRanks(clock), program.make_program(plan, rank, MICRO_BATCHES, 0),
-                [split.begin(batch, 0) for _ in range(MICRO_BATCHES)], noted, lambda loss: loss, 0, None, agree,
-            ).run()
+        noted = marks.Marks(4, clocks.HostClock(clock))
+        step.Step(
+            split, LateRanks(clock), program.make_program(plan, rank, MICRO_BATCHES, 0),
+            [split.begin(batch, 0) for _ in range(MICRO_BATCHES)], noted, lambda loss: loss, 0, None, agree,
+        ).run()
+        noted.settle()
         balancer = live.Balancer(split, 2, {"micro_batches": MICRO_BATCHES, "accumulation": 1, "steps": 0, "balancer": "optimal"})
         context = split.begin(batch, 0)
         split.describe(context)
