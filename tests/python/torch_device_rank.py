@@ -97,11 +97,18 @@ def checkpoints(folder):
 
 def dropped_out(folder):
     """Random numbers of the device follow from layer, step and micro-batch, and leave its generator as it was."""
-    strict_torch.open_device()
+    device = strict_torch.open_device()
     config = {name: 0.1 for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")}
     case = {**LLAMA, "family": "gpt2", "config": config, "device": "strict", "clip": 1.0}
-    torch.manual_seed(5)
-    result = torch_rank.train({**case, "dropout_seed": 11})
+    result = torch_rank.train(case)
+    model = torch_cases.make_model(case)
+    before = [torch.get_rng_state(), torch.strict.get_rng_state(device)]
+    pipe = dt.Pipeline(model, torch_cases.make_optimizer(case, model.parameters()), micro_batches=4)
+    step(pipe, torch_cases.batch_of(LLAMA, 0))
+    assert all(map(torch.equal, before, [torch.get_rng_state(), torch.strict.get_rng_state(device)]))
+    assert not torch.are_deterministic_algorithms_enabled()
+    torch.rand(3, device=device)  # is drawn by the device's generator, which is not the host's
+    assert torch.equal(before[0], torch.get_rng_state()) and not torch.equal(before[1], torch.strict.get_rng_state(device))
     (folder / f"dropout-{os.environ['WORLD_SIZE']}.json").write_text(json.dumps(result["losses"]), encoding="utf-8")
 
 

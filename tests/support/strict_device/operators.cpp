@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators of the strict device: the CPU's, on the same bytes.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -24,9 +25,9 @@ using c10::IValue;
 struct Known {
   std::string name;
   std::vector<bool> writes;   // by argument
-  std::vector<bool> draws;    // by argument: whether it is a generator
   std::vector<int> returned;  // by result: the argument that it is, or -1
   bool is_view = false;
+  bool draws = false;  // random numbers
   bool waits = false;  // its result, or its shape, depends on data
   bool on_cpu = false;
   bool used = false;
@@ -52,9 +53,8 @@ Known& known(const c10::OperatorHandle& op) {
   const auto& arguments = schema.arguments();
   for (const c10::Argument& argument : arguments) {
     k.writes.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
-    k.draws.push_back(
-        argument.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get())));
   }
+  k.draws = op.hasTag(at::Tag::nondeterministic_seeded);
   k.waits = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
   for (const c10::Argument& result : schema.returns()) {
     k.returned.push_back(-1);
@@ -235,12 +235,48 @@ void keep_grown(const Call& call, at::DeviceIndex device) {
   }
 }
 
+// While it lives, the CPU's kernels draw the device's random numbers: not all of them can be given
+// a generator.
+class DeviceDraws {
+ public:
+  explicit DeviceDraws(at::DeviceIndex device)
+      : device_(generator_of(device)), hosts_(state_of(host_)) {
+    set_state(host_, state_of(device_));
+  }
+  ~DeviceDraws() {
+    set_state(device_, state_of(host_));
+    set_state(host_, hosts_);
+  }
+  DeviceDraws(const DeviceDraws&) = delete;
+  DeviceDraws& operator=(const DeviceDraws&) = delete;
+
+ private:
+  static Tensor state_of(at::Generator& generator) {
+    const std::lock_guard lock(generator.mutex());
+    return generator.get_state();
+  }
+  static void set_state(at::Generator& generator, const Tensor& state) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+
+  inline static std::mutex one_at_a_time_;
+  std::lock_guard<std::mutex> lock_{one_at_a_time_};
+  at::Generator host_ = at::detail::getDefaultCPUGenerator();
+  at::Generator device_;
+  Tensor hosts_;
+};
+
 void run_now(const c10::OperatorHandle& op, Call& call, std::vector<IValue>& cpu,
              at::DeviceIndex device) {
   const char* const name = call.op.name.c_str();
   Machine::get().launch(device, name, call.read, call.written, [] {});
   if (call.waits()) Machine::get().wait_for_current_stream(device, name);
-  op.callBoxed(&cpu);
+  {
+    std::optional<DeviceDraws> draws;
+    if (call.op.draws) draws.emplace(device);
+    op.callBoxed(&cpu);
+  }
   keep_grown(call, device);
   std::size_t r = 0;
   for (IValue& result : cpu) {
@@ -309,13 +345,9 @@ void run_on_device(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   for (std::size_t a = 0; a < count; ++a) cpu.push_back(call.on_cpu(given[a], k.writes[a]));
   const at::DeviceIndex device = call.device.value_or(current_device());
   const at::AutoDispatchBelowADInplaceOrView below;
-  const bool draws = std::ranges::find(k.draws, true) != k.draws.end();
-  for (std::size_t a = 0; a < count; ++a) {
-    if (k.draws[a] && cpu[a].isNone()) cpu[a] = IValue(generator_of(device));
-  }
   // Random numbers are those of the generator's state now, which the host may change.
-  if (draws) Machine::get().run_current_stream(device);
-  if (mode() == Mode::kLate && !call.waits() && !draws) {
+  if (k.draws) Machine::get().run_current_stream(device);
+  if (mode() == Mode::kLate && !call.waits() && !k.draws) {
     run_late(op, call, given, cpu, device);
   } else {
     run_now(op, call, cpu, device);
