@@ -173,9 +173,11 @@ def refuses(folder):
     torch.set_default_device(None)
     pipe = dt.Pipeline(model, micro_batches=4)
     batch = torch_cases.batch_of(LLAMA, 0)
-    elsewhere = {**batch, "labels": batch["labels"].to("strict:1")}
+    elsewhere = {**batch, "input_ids": batch["input_ids"].to(device), "labels": batch["labels"].to("strict:1")}
     line = "batch: labels is on strict:1, wanted it on the CPU, or on strict:0, where the model is"
     refused(line, lambda: pipe.step(**elsewhere))
+    on_meta = {**batch, "input_ids": batch["input_ids"].to("meta")}
+    refused("batch: input_ids is on meta, wanted it on the CPU, or on strict:0, where the model is", lambda: pipe.step(**on_meta))
     for whole in (apart, one, untimed, model):
         assert all(parameter.device.type != "meta" for parameter in whole.parameters())
     assert pipe.step(**batch).item() > 0

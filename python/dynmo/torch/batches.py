@@ -52,7 +52,7 @@ def _is_there(value: Any) -> bool:
 
 def on_host(batch: Given) -> Given:
     """The batch in host memory; one wait if some of it lies on a device."""
-    there = {path: value for path, value in leaves_of(batch, "") if _is_there(value)}
+    there = {path: value for path, value in leaves_of(batch, "") if _is_there(value) and value.device.type != "meta"}
     if not there:
         return batch
     found = dict(zip(there, to_host([value.detach() for value in there.values()])))

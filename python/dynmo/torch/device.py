@@ -29,11 +29,12 @@ def empty_on_host(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of a device's tensors in host memory; one wait."""
+    """Copies of tensors in host memory; one wait for each device."""
     copies = [empty_on_host(tensor.shape, tensor.dtype) for tensor in tensors]
     for copy, tensor in zip(copies, tensors):
         copy.copy_(tensor, non_blocking=True)
-    torch.accelerator.current_stream(tensors[0].device).synchronize()
+    for device in {tensor.device for tensor in tensors}:
+        torch.accelerator.current_stream(device).synchronize()
     return copies
 
 
