@@ -70,7 +70,7 @@ void add_config_command(CLI::App& app, Command& chosen);
 void add_ctl_command(CLI::App& app, Command& chosen);
 // Adds `dynmo report RUN`: the final report of a run, its layers and its traffic.
 void add_report_command(CLI::App& app, Command& chosen);
-// Adds `dynmo trace import TRACE.json --out PROFILE.json`.
+// Adds `dynmo trace import TRACE.json... --out PROFILE.json`.
 void add_trace_command(CLI::App& app, Command& chosen);
 // Adds `dynmo trace stats`: features of loads.
 void add_stats_command(CLI::App& trace, Command& chosen);

@@ -4,20 +4,32 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "apps/dynmo/command.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/units.h"
+#include "dynmo/cost/device.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/observe/trace_import.h"
+#include "dynmo/cost/hugging_face.h"
+#include "dynmo/cost/transformer.h"
+#include "dynmo/observe/import/trace_import.h"
 
 namespace dynmo::app {
 namespace {
 
 struct ImportFlags {
-  std::filesystem::path trace;
+  std::vector<std::filesystem::path> traces;
   std::filesystem::path out;
-  std::int64_t boundary_bytes = 0;
+  std::optional<std::int64_t> boundary_bytes;
+  std::vector<int> blocks;
+  std::optional<std::string> model;
+  std::optional<std::string> device;
+  std::optional<std::int64_t> sequence;
+  std::optional<std::int64_t> micro_batch_size;
 };
 
 void print_summary(const observe::TraceImport& import, const std::filesystem::path& out) {
@@ -33,6 +45,10 @@ void print_summary(const observe::TraceImport& import, const std::filesystem::pa
   }
   fmt::print("medians of {} micro-batches, of {}\n", import.micro_batches,
              import.device_times ? "device kernels" : "the CPU's operations");
+  if (!import.sharing.empty()) fmt::print("{}\n", import.sharing);
+  if (import.overlapped > 0) {
+    fmt::print("{} ranges of two actions at once are left out\n", import.overlapped);
+  }
   if (import.unclaimed_s > 0) {
     fmt::print("{} of the backward pass belong to no layer and are left out\n",
                format_seconds(import.unclaimed_s));
@@ -40,17 +56,65 @@ void print_summary(const observe::TraceImport& import, const std::filesystem::pa
   fmt::print("written to {}\n", out.string());
 }
 
+Expected<void> check_files(const ImportFlags& flags) {
+  std::vector<UsedFile> files;
+  for (const std::filesystem::path& trace : flags.traces) {
+    files.push_back({"TRACE", trace.string()});
+  }
+  files.push_back({"--model", flags.model.value_or("")});
+  files.push_back({"--out", flags.out.string()});
+  return check_one_use(files);
+}
+
+Expected<void> check_numbers(const ImportFlags& flags) {
+  const std::int64_t boundary = flags.boundary_bytes.value_or(0);
+  if (boundary < 0 || Bytes{boundary} > cost::kMaxBytes) {
+    return make_error(ErrorCode::kBadInput, "--boundary-bytes is {}, wanted 0 to {}", boundary,
+                      cost::kMaxBytes.value);
+  }
+  for (const auto& [flag, value] :
+       {std::pair("--sequence", flags.sequence), {"--micro-batch-size", flags.micro_batch_size}}) {
+    constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
+    if (!value || (*value >= 1 && *value <= kMaxTokens)) continue;
+    return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", flag,
+                      *value, kMaxTokens);
+  }
+  const bool model = flags.model.has_value();
+  if (model && (!flags.device || !flags.sequence)) {
+    return make_error(ErrorCode::kBadInput,
+                      "--model wants --device, such as h100, and --sequence, such as 4096");
+  }
+  return check_flags(
+      {{"--device", flags.device.has_value(), model, "--model"},
+       {"--sequence", flags.sequence.has_value(), model, "--model"},
+       {"--micro-batch-size", flags.micro_batch_size.has_value(), model, "--model"}});
+}
+
+Expected<observe::StageLayers> stage_layers(const ImportFlags& flags) {
+  observe::StageLayers layers;
+  layers.blocks = flags.blocks;
+  if (!flags.model) return layers;
+  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
+  DYNMO_ASSIGN(
+      const cost::TransformerShape shape,
+      cost::read_config(*flags.model, *flags.sequence, flags.micro_batch_size.value_or(1)));
+  DYNMO_ASSIGN(cost::ModelCost formulas, cost::transformer_costs(shape, device));
+  layers.formulas = cost::at_utilization(std::move(formulas), device);
+  layers.formulas_of = *flags.model;
+  return layers;
+}
+
 Expected<int> run_import(const ImportFlags& flags) {
-  if (flags.boundary_bytes < 0 || Bytes{flags.boundary_bytes} > cost::kMaxBytes) {
-    return make_error(ErrorCode::kBadInput, "--boundary-bytes is {}, wanted 0 to {}",
-                      flags.boundary_bytes, cost::kMaxBytes.value);
+  DYNMO_TRY(check_numbers(flags));
+  DYNMO_TRY(check_files(flags));
+  DYNMO_ASSIGN(const observe::StageLayers layers, stage_layers(flags));
+  DYNMO_ASSIGN(observe::TraceImport import, observe::read_traces(flags.traces, layers));
+  if (flags.boundary_bytes) {
+    for (cost::LayerCost& layer : import.model.layers) {
+      layer.boundary_bytes = Bytes{*flags.boundary_bytes};
+    }
+    import.model.layers.back().boundary_bytes = Bytes{0};  // the last sends nothing
   }
-  DYNMO_TRY(check_one_use({{"TRACE", flags.trace.string()}, {"--out", flags.out.string()}}));
-  DYNMO_ASSIGN(observe::TraceImport import, observe::read_trace(flags.trace));
-  for (cost::LayerCost& layer : import.model.layers) {
-    layer.boundary_bytes = Bytes{flags.boundary_bytes};
-  }
-  import.model.layers.back().boundary_bytes = Bytes{0};  // the last sends nothing
   DYNMO_TRY(write_file_durably(flags.out, cost::profile_json(import.model).dump(1) + "\n"));
   print_summary(import, flags.out);
   return 0;
@@ -58,21 +122,36 @@ Expected<int> run_import(const ImportFlags& flags) {
 
 void add_import_command(CLI::App& trace, Command& chosen) {
   CLI::App* import =
-      trace.add_subcommand("import", "Make a profile from a trace of PyTorch's profiler");
+      trace.add_subcommand("import", "Make a profile from traces of PyTorch's profiler");
   const auto flags = std::make_shared<ImportFlags>();
   import
-      ->add_option("trace", flags->trace,
-                   "Trace with each layer's forward in record_function(\"NAME.forward\")")
+      ->add_option("trace", flags->traces,
+                   "Traces of all ranks: of a pipeline of torch.distributed.pipelining or "
+                   "torchtitan, or with each layer's forward in record_function(\"NAME.forward\")")
       ->required()
-      ->option_text("TRACE.json");
+      ->option_text("TRACE.json...");
   import->add_option("--out", flags->out, "Profile to write")
       ->required()
       ->option_text("PROFILE.json");
   import
-      ->add_option("--boundary-bytes", flags->boundary_bytes,
-                   "Bytes a layer sends to the next, one micro-batch (tokens x hidden x 2 in "
-                   "bfloat16); a trace does not hold them")
-      ->capture_default_str();
+      ->add_option("--blocks", flags->blocks,
+                   "Blocks of each stage of the pipeline, such as 7,8,8,7; a trace does not hold "
+                   "them")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->option_text("N,N,...");
+  import
+      ->add_option("--model", flags->model,
+                   "A Hugging Face config.json or its folder: layers get shares of a stage's time "
+                   "by its formulas, and their bytes")
+      ->option_text("CONFIG.json");
+  import->add_option("--device", flags->device, "What the formulas are for, such as h100");
+  import->add_option("--sequence", flags->sequence, "Tokens of a sequence, with --model");
+  import->add_option("--micro-batch-size", flags->micro_batch_size,
+                     "Sequences of a micro-batch, with --model; default 1");
+  import->add_option("--boundary-bytes", flags->boundary_bytes,
+                     "Bytes a layer sends to the next, one micro-batch (tokens x hidden x 2 in "
+                     "bfloat16); default those of --model, else 0");
   run_when_parsed(import, chosen, flags, run_import);
 }
 

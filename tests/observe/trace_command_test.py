@@ -8,7 +8,11 @@ import tempfile
 import unittest
 
 DYNMO = sys.argv.pop(1)
-TRACE = pathlib.Path(__file__).parent / "data" / "pytorch_trace.json"
+DATA = pathlib.Path(__file__).parent / "data"
+TRACE = DATA / "pytorch_trace.json"
+RANKS = [DATA / "pipeline" / f"interleaved.{rank}.json" for rank in range(2)]
+SHAPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6,
+         "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 4096, "max_position_embeddings": 512}
 
 
 class TraceImport(unittest.TestCase):
@@ -29,12 +33,48 @@ class TraceImport(unittest.TestCase):
         self.assertEqual([layer["name"] for layer in profile["layers"]], ["embedding", "block0.mlp", "block1.mlp", "head"])
         self.assertEqual([layer["boundary_bytes"] for layer in profile["layers"]], [4096, 4096, 4096, 0])
 
+    def layers(self):
+        return {layer["name"]: layer for layer in json.loads(self.out.read_text())["layers"]}
+
+    def test_reads_the_ranks_of_a_pipeline(self):
+        done = self.run_import(*RANKS, "--out", self.out)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("each stage is one layer", done.stdout)
+        stages = self.layers()
+        self.assertEqual(list(stages), [f"stages.{stage}" for stage in range(4)])
+        # The same by the formulas of a model: sums stay, and bytes come along.
+        config = self.out.with_name("config.json")
+        config.write_text(json.dumps(SHAPE))
+        done = self.run_import(RANKS[1], "--blocks", "1,2,2,1", RANKS[0], "--out", self.out, "--model", config, "--device", "h100", "--sequence", 128)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn(f"times of 4 stages are shared out over 1, 2, 2, 1 blocks, by the formulas for {config}", done.stdout)
+        shared = self.layers()
+        for key in ("forward_s", "backward_input_s", "backward_weight_s"):
+            sums = [sum(shared[name][key] for name in names) for names in (
+                ("embedding", "blocks.0.attention", "blocks.0.mlp"), [f"blocks.{i}.{part}" for i in (1, 2) for part in ("attention", "mlp")],
+                [f"blocks.{i}.{part}" for i in (3, 4) for part in ("attention", "mlp")], ("blocks.5.attention", "blocks.5.mlp", "head"))]
+            for stage, total in enumerate(sums):
+                self.assertAlmostEqual(total, stages[f"stages.{stage}"][key], delta=1e-12)
+        self.assertEqual(shared["blocks.0.mlp"]["boundary_bytes"], 128 * 256 * 2)
+        planned = subprocess.run([DYNMO, "plan", self.out, "--ranks", "2", "--emit", "torchtitan", "--emit-to", self.out.parent], capture_output=True, text=True, timeout=60)
+        self.assertEqual((planned.returncode, planned.stderr), (0, ""))
+        parts = json.loads(self.out.with_name("torchtitan.json").read_text())["parallelism"]["module_fqns_per_model_part"]
+        self.assertEqual([name for part in parts for name in part if name.startswith("layers.")], [f"layers.{i}" for i in range(6)])
+
     def test_bad_input_is_one_line_and_leaves_no_file(self):
         for arguments, said in [
             ((self.out.with_name("no.json"), "--out", self.out), "no.json"),
             ((__file__, "--out", self.out), "wanted JSON"),
             ((TRACE, "--out", self.out, "--boundary-bytes", -1), "--boundary-bytes is -1"),
             ((TRACE,), "--out is required"),
+            ((RANKS[1], "--out", self.out), "no trace has stage 0, wanted the traces of all ranks"),
+            ((*RANKS, RANKS[0], "--out", self.out), "TRACE and TRACE are both"),
+            ((*RANKS, "--out", self.out, "--blocks", "1,1"), "--blocks is 1,1, wanted one number for each of the 4 stages"),
+            ((*RANKS, "--out", self.out, "--blocks", "1,x"), "x"),
+            ((TRACE, "--out", self.out, "--blocks", "1,1"), "wanted no --blocks"),
+            ((*RANKS, "--out", self.out, "--model", "c.json"), "--model wants --device, such as h100, and --sequence, such as 4096"),
+            ((*RANKS, "--out", self.out, "--sequence", 128), "--sequence does nothing here: wanted --model"),
+            ((*RANKS, TRACE, "--out", self.out), "wanted the same in all traces"),
             ((TRACE, "--out", self.out, "--boundary-byte", 1), "did you mean '--boundary-bytes'?"),
         ]:
             done = self.run_import(*arguments)

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/observe/trace_import.h"
-
-#include <algorithm>
 #include <array>
-#include <map>
-#include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "dynmo/core/files.h"
-#include "dynmo/core/median.h"
-#include "dynmo/observe/trace_events_impl.h"
+#include "dynmo/observe/import/trace_parts_impl.h"
 
 namespace dynmo::observe {
 namespace {
@@ -51,41 +43,6 @@ bool is_of_library(std::string_view name) {
   return std::ranges::find(kWrappers, name) != kWrappers.end();
 }
 
-// Time of an event: its own, or that of the kernels launched in it by its thread.
-class Clock {
- public:
-  explicit Clock(const TraceEvents& events) : device_(!events.kernel_us.empty()) {
-    for (const TraceEvent& launch : events.launches) {
-      const auto kernel = events.kernel_us.find(launch.number.value_or(-1));
-      if (kernel == events.kernel_us.end()) continue;
-      Launches& launches = threads_[launch.thread];
-      launches.start_us.push_back(launch.start_us);
-      launches.sum_us.push_back(launches.sum_us.back() + kernel->second);
-    }
-  }
-
-  [[nodiscard]] bool device() const { return device_; }
-  [[nodiscard]] double seconds(const TraceEvent& event) const {
-    if (!device_) return event.duration_us * 1e-6;
-    const auto found = threads_.find(event.thread);
-    if (found == threads_.end()) return 0;
-    const auto& starts = found->second.start_us;
-    const auto at = [&](double time) {
-      return found->second.sum_us[static_cast<std::size_t>(
-          std::lower_bound(starts.begin(), starts.end(), time) - starts.begin())];
-    };
-    return (at(event.end_us()) - at(event.start_us)) * 1e-6;
-  }
-
- private:
-  struct Launches {
-    std::vector<double> start_us;      // ascending
-    std::vector<double> sum_us = {0};  // of the kernels of the launches before each
-  };
-  bool device_;
-  std::map<int, Launches> threads_;
-};
-
 // One run of a layer's forward, and the backward that it caused.
 struct Occurrence {
   int layer = 0;
@@ -95,50 +52,48 @@ struct Occurrence {
   bool has_nodes = false;
 };
 
-struct Layer {
+struct FoundLayer {
   std::string name;
+  int stage = -1;
   std::array<std::vector<double>, kPasses> seconds;  // of its ranges
 };
 
-// Share of a node's time that is spent on gradients of weights. Products with weights compute two
-// gradients of the same arithmetic; those of attention go by other names. A compiled layer's node
-// has both.
-double weight_share(std::string_view node) {
-  if (node.find("AccumulateGrad") != std::string_view::npos) return 1;
-  if (node.starts_with("EmbeddingBackward")) return 1;
-  for (const std::string_view product : {"AddmmBackward", "MmBackward", "LinearBackward",
-                                         "ConvolutionBackward", "CompiledFunctionBackward"}) {
-    if (node.starts_with(product)) return 0.5;
-  }
-  return 0;
-}
-
-class Importer {
+class LayerFinder {
  public:
-  Importer(const TraceEvents& events, std::string_view origin)
-      : events_(events), origin_(origin), clock_(events) {}
+  LayerFinder(const TraceEvents& events, const TraceClock& clock, const StageActions& actions,
+              std::string_view origin)
+      : events_(events), clock_(clock), actions_(actions), origin_(origin) {}
 
-  Expected<TraceImport> run() {
-    DYNMO_TRY(find_layers());
+  Expected<NamedLayers> run() {
+    find_layers();
     DYNMO_TRY(add_backward_ranges());
     DYNMO_TRY(check_overlaps());
     add_nodes();
-    return result();
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      result_.layers.push_back({.name = layers_[i].name,
+                                .stage = layers_[i].stage,
+                                .times = times_of_layer(layers_[i], static_cast<int>(i))});
+    }
+    return std::move(result_);
   }
 
  private:
-  Expected<void> find_layers() {
-    std::string looked_through;
+  void find_layers() {
     for (const TraceEvent& range : events_.ranges) {
+      const std::string& full = events_.name(range);
       const std::string_view suffix = kSuffixes[kForward];
-      if (!range.name.ends_with(suffix) || range.name.size() == suffix.size()) continue;
-      if (is_of_library(range.name)) {
-        looked_through = fmt::format(" but '{}', which a library makes", range.name);
+      if (!full.ends_with(suffix) || full.size() == suffix.size()) continue;
+      if (is_of_library(full)) {
+        result_.looked_through = full;
         continue;
       }
-      const std::string name = range.name.substr(0, range.name.size() - suffix.size());
+      const std::string name = full.substr(0, full.size() - suffix.size());
       const auto [found, is_new] = ids_.emplace(name, static_cast<int>(layers_.size()));
-      if (is_new) layers_.push_back({.name = name, .seconds = {}});
+      if (is_new) {
+        const StageAction* around = actions_.at(range.start_us);
+        const bool in_forward = around != nullptr && around->pass == 'F';
+        layers_.push_back({.name = name, .stage = in_forward ? around->stage : -1, .seconds = {}});
+      }
       Occurrence occurrence;
       occurrence.layer = found->second;
       occurrence.range = &range;
@@ -147,23 +102,20 @@ class Importer {
           clock_.seconds(range));
     }
     for (Occurrence& one : occurrences_) by_thread_[one.range->thread].push_back(&one);
-    if (!layers_.empty()) return {};
-    return make_error(ErrorCode::kBadInput,
-                      "{}: no range is called NAME.forward{}; run each layer's forward in "
-                      "torch.profiler.record_function(\"NAME.forward\")",
-                      origin_, looked_through);
   }
 
   Expected<void> add_backward_ranges() {
+    if (layers_.empty()) return {};
     for (const TraceEvent& range : events_.ranges) {
+      const std::string& full = events_.name(range);
       for (const Pass pass : {kBackward, kBackwardInput, kBackwardWeight}) {
-        if (!range.name.ends_with(kSuffixes[pass]) || is_of_library(range.name)) continue;
-        const std::string name = range.name.substr(0, range.name.size() - kSuffixes[pass].size());
+        if (!full.ends_with(kSuffixes[pass]) || is_of_library(full)) continue;
+        const std::string name = full.substr(0, full.size() - kSuffixes[pass].size());
         const auto found = ids_.find(name);
         if (found == ids_.end()) {
           return make_error(ErrorCode::kBadInput,
                             "{}: range '{}' is of a layer without forward, wanted '{}.forward' too",
-                            origin_, range.name, name);
+                            origin_, full, name);
         }
         layers_[static_cast<std::size_t>(found->second)].seconds[pass].push_back(
             clock_.seconds(range));
@@ -181,7 +133,7 @@ class Importer {
         return make_error(ErrorCode::kBadInput,
                           "{}: range '{}' begins inside '{}', wanted layers that do not overlap; "
                           "name only the inner or only the outer ones",
-                          origin_, occurrence.range->name, before->name);
+                          origin_, events_.name(*occurrence.range), events_.name(*before));
       }
       before = occurrence.range;
     }
@@ -191,7 +143,7 @@ class Importer {
       return make_error(ErrorCode::kBadInput,
                         "{}: range '{}' runs inside the backward pass, wanted a run without "
                         "recomputed activations (torch.utils.checkpoint)",
-                        origin_, inner->range->name);
+                        origin_, events_.name(*inner->range));
     }
     return {};
   }
@@ -222,15 +174,13 @@ class Importer {
   }
 
   void add_nodes() {
+    if (layers_.empty()) return;
     for (const TraceEvent& operation : events_.operations) {
       operations_[*operation.number].push_back(&operation);
     }
     std::map<int, Occurrence*> last;  // of each thread that runs the backward pass
-    std::map<int, double> busy_until_us;
-    for (const TraceEvent& node : events_.nodes) {
-      double& busy = busy_until_us[node.thread];
-      if (node.start_us < busy) continue;  // part of the node around it
-      busy = node.end_us();
+    for (const std::size_t i : outer_nodes(events_)) {
+      const TraceEvent& node = events_.nodes[i];
       Occurrence*& owner = last[node.thread];
       if (node.number) owner = maker_of(node);  // those without follow what made their gradient
       add_node(node, owner);
@@ -243,84 +193,59 @@ class Importer {
       result_.unclaimed_s += seconds;
       return;
     }
-    const double share = weight_share(node.name);
+    // A pipeline that runs I and W apart runs a node once for each.
+    const StageAction* around = actions_.at(node.start_us);
+    const bool apart = around != nullptr && around->stage != 0;
+    const double share = apart && around->pass == 'I'   ? 0
+                         : apart && around->pass == 'W' ? 1
+                                                        : weight_share(events_.name(node));
     owner->has_nodes = true;
     owner->weight_s += share * seconds;
     owner->input_s += (1 - share) * seconds;
   }
 
-  Expected<TraceImport> result() {
-    double backward_s = 0;
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      cost::LayerCost cost = layer_cost(layers_[i], static_cast<int>(i));
-      backward_s += cost.backward_input_s + cost.backward_weight_s;
-      result_.micro_batches =
-          std::max(result_.micro_batches, static_cast<int>(layers_[i].seconds[kForward].size()));
-      result_.model.layers.push_back(std::move(cost));
-    }
-    if (!(backward_s > 0)) {
-      return make_error(ErrorCode::kBadInput,
-                        "{}: nothing of the backward pass belongs to a layer, wanted a trace of "
-                        "training steps, with ProfilerActivity.CPU among its activities",
-                        origin_);
-    }
-    result_.device_times = clock_.device();
-    DYNMO_TRY(cost::validate(result_.model));
-    return std::move(result_);
-  }
-
-  [[nodiscard]] cost::LayerCost layer_cost(const Layer& layer, int id) const {
-    cost::LayerCost cost;
-    cost.name = layer.name;
-    cost.forward_s = median(layer.seconds[kForward]);
-    std::vector<double> input;
-    std::vector<double> weight;
-    for (const Occurrence& occurrence : occurrences_) {
-      if (occurrence.layer != id || !occurrence.has_nodes) continue;  // the trace ended before
-      input.push_back(occurrence.input_s);
-      weight.push_back(occurrence.weight_s);
-    }
-    cost.backward_input_s = median(std::move(input));
-    cost.backward_weight_s = median(std::move(weight));
-    if (!layer.seconds[kBackwardInput].empty() || !layer.seconds[kBackwardWeight].empty()) {
-      cost.backward_input_s = median(layer.seconds[kBackwardInput]);
-      cost.backward_weight_s = median(layer.seconds[kBackwardWeight]);
+  [[nodiscard]] PartTimes times_of_layer(const FoundLayer& layer, int id) const {
+    PartTimes times;
+    times.forward_s = layer.seconds[kForward];
+    const auto& input = layer.seconds[kBackwardInput];
+    const auto& weight = layer.seconds[kBackwardWeight];
+    if (!input.empty() || !weight.empty()) {
+      times.input_s = input;
+      times.weight_s = weight;
     } else if (!layer.seconds[kBackward].empty()) {
-      cost.backward_input_s = cost.backward_weight_s = median(layer.seconds[kBackward]) / 2;
+      for (const double seconds : layer.seconds[kBackward]) {
+        times.input_s.push_back(seconds / 2);
+        times.weight_s.push_back(seconds / 2);
+      }
+    } else {
+      for (const Occurrence& occurrence : occurrences_) {
+        if (occurrence.layer != id || !occurrence.has_nodes) continue;  // the trace ended before
+        times.input_s.push_back(occurrence.input_s);
+        times.weight_s.push_back(occurrence.weight_s);
+      }
     }
-    return cost;
+    return times;
   }
 
   const TraceEvents& events_;
+  const TraceClock& clock_;
+  const StageActions& actions_;
   std::string origin_;
-  Clock clock_;
   std::map<std::string, int> ids_;
-  std::vector<Layer> layers_;
+  std::vector<FoundLayer> layers_;
   std::vector<Occurrence> occurrences_;  // in order of start
   std::map<int, std::vector<Occurrence*>> by_thread_;
   // Forward operations by sequence number. The last one of a number made the node. Earlier ones
   // call it, or made no node. Numbers return with a new thread, so the latest before a node counts.
   std::unordered_map<std::int64_t, std::vector<const TraceEvent*>> operations_;
-  TraceImport result_;
+  NamedLayers result_;
 };
 
 }  // namespace
 
-Expected<TraceImport> import_trace(const Json& trace, std::string_view origin) {
-  DYNMO_ASSIGN(const TraceEvents events, sort_events(trace, origin));
-  return Importer(events, origin).run();
-}
-
-Expected<TraceImport> read_trace(const std::filesystem::path& path) {
-  // Traces of long runs are large; more would not fit the memory of most machines once it is read.
-  constexpr std::size_t kMaxTraceBytes = std::size_t{2} << 30;
-  DYNMO_ASSIGN(const std::string text, read_file(path, kMaxTraceBytes));
-  if (text.starts_with("\x1f\x8b")) {
-    return make_error(ErrorCode::kBadInput, "{}: is compressed, wanted JSON; gunzip it first",
-                      path.string());
-  }
-  DYNMO_ASSIGN(const Json trace, parse_json(text, path.string()));
-  return import_trace(trace, path.string());
+Expected<NamedLayers> named_layers(const TraceEvents& events, const TraceClock& clock,
+                                   const StageActions& actions, std::string_view origin) {
+  return LayerFinder(events, clock, actions, origin).run();
 }
 
 }  // namespace dynmo::observe
