@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dynmo trace import` as users meet it. Usage: trace_command_test.py PATH_OF_DYNMO"""
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -60,6 +61,31 @@ class TraceImport(unittest.TestCase):
         self.assertEqual((planned.returncode, planned.stderr), (0, ""))
         parts = json.loads(self.out.with_name("torchtitan.json").read_text())["parallelism"]["module_fqns_per_model_part"]
         self.assertEqual([name for part in parts for name in part if name.startswith("layers.")], [f"layers.{i}" for i in range(6)])
+
+    def test_memory_does_not_hold_a_large_trace(self):
+        """Many steps of the same ranks: the same medians, in less memory than the files have bytes. Sanitizers keep what is freed."""
+        self.run_import(*RANKS, "--out", self.out)
+        once = self.layers()
+        paths, repeats = [], 1200
+        for rank in RANKS:
+            events = json.loads(rank.read_text())["traceEvents"]
+            texts = [json.dumps(event | {"ts": "@", "args": event.get("args", {}) | {"of": "x" * 60}}).split('"@"') for event in events]
+            path = self.out.with_name(rank.name)
+            paths.append(path)
+            with path.open("w") as file:
+                for step in range(repeats):
+                    file.write(",\n".join(f"{head}{event['ts'] + step * 2**20}{tail}" for (head, tail), event in zip(texts, events)).join(
+                        ("[" if step == 0 else ",", "]" if step == repeats - 1 else "\n")))
+        command = [DYNMO, "trace", "import", *map(str, paths), "--out", str(self.out)]
+        measured = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        done = subprocess.run([sys.executable, "-c", measured, *command], capture_output=True, text=True, timeout=100)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn(f"medians of {3 * repeats} micro-batches", done.stdout)
+        for name, layer in self.layers().items():
+            for key in ("forward_s", "backward_input_s", "backward_weight_s"):
+                self.assertAlmostEqual(layer[key], once[name][key], delta=1e-9)
+        if not os.environ.get("DYNMO_SANITIZE"):
+            self.assertLess(int(done.stdout.split()[-1]) * 1024, paths[0].stat().st_size)
 
     def test_bad_input_is_one_line_and_leaves_no_file(self):
         for arguments, said in [
