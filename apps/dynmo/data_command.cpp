@@ -48,9 +48,10 @@ class PrepareLine {
     const double seconds = std::chrono::duration<double>(since).count();
     const double done = static_cast<double>(progress.bytes);
     const double all = static_cast<double>(progress.total_bytes);
-    const char* what = progress.phase == Phase::kHoldOut ? "choosing what to hold out"
-                       : progress.phase == Phase::kDraw  ? "drawing text"
-                                                         : "tokenizing";
+    const char* what = progress.phase == Phase::kMeasure   ? "measuring"
+                       : progress.phase == Phase::kHoldOut ? "choosing what to hold out"
+                       : progress.phase == Phase::kDraw    ? "drawing text"
+                                                           : "tokenizing";
     std::string text = fmt::format("{} {:.0f} %, {:.1f} of {:.1f} MB", what,
                                    all > 0 ? 100 * done / all : 100.0, done * 1e-6, all * 1e-6);
     if (seconds > 0.5 && done > 0) {

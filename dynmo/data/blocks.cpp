@@ -16,10 +16,6 @@ constexpr std::size_t kLinesBytes = std::size_t{1} << 20;
 constexpr std::string_view kBlank = " \t\r\n";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-Error cannot_read(const CorpusFile& file) {
-  return make_error(ErrorCode::kBadInput, "cannot read '{}'", file.path.string());
-}
-
 // Whether a line is an object with the text of a document.
 bool has_document(std::string_view line, const std::string& text_key) {
   const auto json = parse_json(line, "");
@@ -68,8 +64,7 @@ Expected<bool> BlockReader::next(Block& block) {
 // Whether the next file is one block; else left_ says whether there is anything to read in it.
 Expected<bool> BlockReader::open() {
   file_ = &corpus_.files[index_++];
-  stream_ = std::ifstream(file_->path, std::ios::binary);
-  if (!stream_) return cannot_read(*file_);
+  DYNMO_ASSIGN(stream_, TextStream::open(file_->path));
   left_ = file_->bytes;
   DYNMO_ASSIGN(lines_, is_json_lines());
   number_ = lines_ ? 1 : 0;
@@ -105,10 +100,9 @@ Expected<std::string> BlockReader::first_line() {
   std::array<char, 4096> piece;
   bool whole = false;
   while (!whole && line.size() <= kMaxLine) {
-    stream_.read(piece.data(), piece.size());
-    if (stream_.bad()) return cannot_read(*file_);
-    if (stream_.gcount() == 0) break;
-    const std::string_view got(piece.data(), static_cast<std::size_t>(stream_.gcount()));
+    DYNMO_ASSIGN(const std::size_t count, stream_.read(piece));
+    if (count == 0) break;
+    const std::string_view got(piece.data(), count);
     const bool begun = !line.empty();
     line += got;
     if (line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
@@ -117,8 +111,7 @@ Expected<std::string> BlockReader::first_line() {
     whole = (!line.empty() && !line.starts_with('{')) ||
             (begun ? got : std::string_view(line)).find('\n') != std::string_view::npos;
   }
-  stream_.clear();
-  stream_.seekg(0);
+  DYNMO_ASSIGN(stream_, TextStream::open(file_->path));
   return line.substr(0, line.find('\n'));
 }
 
@@ -128,16 +121,16 @@ Expected<std::string> BlockReader::why_not_text() {
   std::string known;
   std::array<char, 65536> piece;
   for (std::int64_t rest = left_; rest > 0 && check.can_be_text();) {
-    stream_.read(piece.data(), std::min<std::streamsize>(piece.size(), rest));
-    if (stream_.bad()) return cannot_read(*file_);
-    if (stream_.gcount() == 0) break;
-    const std::string_view got(piece.data(), static_cast<std::size_t>(stream_.gcount()));
+    const auto wanted = std::min(std::ssize(piece), static_cast<std::ptrdiff_t>(rest));
+    DYNMO_ASSIGN(const std::size_t count,
+                 stream_.read(std::span(piece).first(static_cast<std::size_t>(wanted))));
+    if (count == 0) break;
+    const std::string_view got(piece.data(), count);
     if (rest == left_) known = known_content(got);
     check.feed(got);
-    rest -= stream_.gcount();
+    rest -= static_cast<std::int64_t>(count);
   }
-  stream_.clear();
-  stream_.seekg(0);
+  DYNMO_ASSIGN(stream_, TextStream::open(file_->path));
   if (check.is_text()) return std::string();
   return known.empty() ? check.why_not() : known;
 }
@@ -147,9 +140,7 @@ Expected<void> BlockReader::read(std::string& text, std::size_t max) {
   const std::size_t before = text.size();
   const auto wanted = std::min(max, static_cast<std::size_t>(left_));
   text.resize(before + wanted);
-  stream_.read(text.data() + before, static_cast<std::streamsize>(wanted));
-  if (stream_.bad()) return cannot_read(*file_);
-  const auto count = static_cast<std::size_t>(stream_.gcount());
+  DYNMO_ASSIGN(const std::size_t count, stream_.read(std::span(text).subspan(before)));
   text.resize(before + count);
   bytes_ += static_cast<std::int64_t>(count);
   left_ = count < wanted ? 0 : left_ - static_cast<std::int64_t>(count);  // 0: it has shrunk

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "dynmo/core/ordered_tasks.h"
 #include "dynmo/data/corpus_impl.h"
 
 namespace dynmo::data {
@@ -13,8 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array<std::string_view, 6> kCompressed = {".gz", ".zst", ".bz2",
-                                                         ".xz", ".zip", ".7z"};
+constexpr std::array<std::string_view, 2> kDecoded = {".gz", ".zst"};
+constexpr std::array<std::string_view, 4> kCompressed = {".bz2", ".xz", ".zip", ".7z"};
 
 // Whatever the case of ASCII letters.
 bool has_ending(std::string_view name, std::string_view ending) {
@@ -31,13 +32,16 @@ bool ends_with_any(const std::string& name, const std::vector<std::string>& endi
                      [&](const std::string& ending) { return has_ending(name, ending); });
 }
 
-// `name` without the ending of a compressed file; `name` itself if it has none.
-std::string uncompressed(const std::string& name) {
-  for (const auto ending : kCompressed) {
+// Returns `name` without the first of the endings that it has, or `name` itself if it has none.
+std::string without_ending(const std::string& name, std::span<const std::string_view> endings) {
+  for (const auto ending : endings) {
     if (has_ending(name, ending)) return name.substr(0, name.size() - ending.size());
   }
   return name;
 }
+
+// Returns the name of the text in a file. The content decides whether the file is compressed.
+std::string name_of_text(const std::string& name) { return without_ending(name, kDecoded); }
 
 class Listing {
  public:
@@ -63,33 +67,39 @@ Expected<void> Listing::take_path(const fs::path& path) {
     return make_error(ErrorCode::kBadInput, "'{}' is neither a file nor a folder: {}",
                       path.string(), fault ? fault.message() : "wanted files or folders of text");
   }
-  if (uncompressed(path.string()) != path.string()) {
+  if (without_ending(path.string(), kCompressed) != path.string()) {
     return make_error(ErrorCode::kBadInput,
-                      "'{}' is a compressed file, wanted text or JSON lines: decompress it first",
+                      "'{}' is a compressed file, wanted text or JSON lines, plain or compressed "
+                      "by gzip or zstd: decompress it first",
                       path.string());
   }
-  return take_file(path, path.filename().string());
+  return take_file(path, name_of_text(path.filename().string()));
 }
 
 // `prefix` is the folder's name relative to what the user gave, "" or ending in a slash.
 Expected<void> Listing::take_folder(const fs::path& folder, const std::string& prefix) {
   std::error_code fault;
-  std::vector<fs::directory_entry> entries;
+  struct Entry {
+    fs::directory_entry found;
+    std::string name;  // of the text, if it is a file
+  };
+  std::vector<Entry> entries;
   fs::directory_iterator next(folder, fault);
   for (; !fault && next != fs::directory_iterator(); next.increment(fault)) {
-    entries.push_back(*next);
+    std::error_code unknown;
+    const std::string name = next->path().filename().string();
+    entries.push_back({*next, next->is_directory(unknown) ? name : name_of_text(name)});
   }
   if (fault) {
     return make_error(ErrorCode::kBadInput, "cannot read folder '{}': {}", folder.string(),
                       fault.message());
   }
   // The order of a folder is the file system's; sorted, it is the same everywhere.
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return a.path().filename().native() < b.path().filename().native();
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.name, a.found.path()) < std::pair(b.name, b.found.path());
   });
-  for (const auto& entry : entries) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with('.')) DYNMO_TRY(take_entry(entry, prefix + name));
+  for (const Entry& entry : entries) {
+    if (!entry.name.starts_with('.')) DYNMO_TRY(take_entry(entry.found, prefix + entry.name));
   }
   return {};
 }
@@ -104,7 +114,7 @@ Expected<void> Listing::take_entry(const fs::directory_entry& entry, const std::
     return {};
   }
   if (!ends_with_any(name, endings_)) {
-    const bool compressed = ends_with_any(uncompressed(name), endings_);
+    const bool compressed = ends_with_any(without_ending(name, kCompressed), endings_);
     ++(compressed ? corpus_.skipped.skipped_compressed : corpus_.skipped.skipped_ending);
     return {};
   }
@@ -139,6 +149,45 @@ Expected<Corpus> list_corpus(std::span<const fs::path> paths,
   Listing listing(endings);
   for (const auto& path : paths) DYNMO_TRY(listing.take_path(path));
   return listing.finish();
+}
+
+namespace {
+
+// Returns the bytes of the text in a file. Reads all of it if it is compressed.
+Expected<std::int64_t> text_bytes(const CorpusFile& file) {
+  DYNMO_ASSIGN(TextStream stream, TextStream::open(file.path));
+  if (stream.compression() == Compression::kNone) return file.bytes;
+  std::array<char, 65536> piece;
+  std::int64_t bytes = 0;
+  while (true) {
+    DYNMO_ASSIGN(const std::size_t count, stream.read(piece));
+    bytes += static_cast<std::int64_t>(count);
+    if (count < piece.size()) return bytes;
+  }
+}
+
+}  // namespace
+
+Expected<void> measure_text(Corpus& corpus, int jobs,
+                            const std::function<void(std::int64_t)>& read) {
+  OrderedTasks<Expected<std::int64_t>> tasks(jobs);
+  std::int64_t looked_at = 0;
+  corpus.bytes = 0;
+  auto oldest = corpus.files.begin();
+  const auto take_oldest = [&]() -> Expected<void> {
+    DYNMO_ASSIGN(const std::int64_t bytes, tasks.take());
+    looked_at += std::exchange(oldest->bytes, bytes);
+    corpus.bytes += bytes;
+    ++oldest;
+    read(looked_at);
+    return {};
+  };
+  for (const CorpusFile& file : corpus.files) {
+    if (tasks.full()) DYNMO_TRY(take_oldest());
+    tasks.add([&file] { return text_bytes(file); });
+  }
+  while (!tasks.empty()) DYNMO_TRY(take_oldest());
+  return {};
 }
 
 }  // namespace dynmo::data

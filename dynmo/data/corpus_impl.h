@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <span>
 #include <string>
@@ -15,13 +14,14 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/data/prepare.h"
+#include "dynmo/data/text_stream_impl.h"
 
 namespace dynmo::data {
 
 struct CorpusFile {
   std::filesystem::path path;
-  std::string name;        // relative to what the user gave
-  std::int64_t bytes = 0;  // at the time of listing; no more are read
+  std::string name;        // relative to what the user gave, without .gz and .zst
+  std::int64_t bytes = 0;  // of its text at the time of listing; no more are read
   // Returns whether the name ends with .jsonl or .ndjson.
   [[nodiscard]] bool is_named_json_lines() const;
   [[nodiscard]] bool is_named_json() const;  // .json
@@ -34,9 +34,16 @@ struct Corpus {
 };
 
 // Lists files in the order of `paths`, and those of folders by sorted names. Returns kBadInput for
-// a path that is neither a file nor a folder, or that names a compressed file.
+// a path that is neither a file nor a folder, or that names a file compressed by other than gzip
+// and zstd.
 [[nodiscard]] Expected<Corpus> list_corpus(std::span<const std::filesystem::path> paths,
                                            const std::vector<std::string>& endings);
+// Decompresses the files that are compressed by content, and sets their bytes to those of their
+// text. So all that follows from sizes is as for the same files without compression. `jobs` threads
+// do that. Calls `read` with the number of bytes of files looked at so far. Returns kBadInput for a
+// damaged file.
+[[nodiscard]] Expected<void> measure_text(Corpus& corpus, int jobs,
+                                          const std::function<void(std::int64_t)>& read);
 
 // Maximum size of a piece of text that is tokenized. Longer documents are cut behind a line end, or
 // behind a character if a piece has none.
@@ -93,7 +100,7 @@ class BlockReader {
   std::size_t index_ = 0;  // of the next file
   const CorpusFile* file_ = nullptr;
   bool lines_ = false;  // it is JSON lines
-  std::ifstream stream_;
+  TextStream stream_;
   std::int64_t left_ = 0;    // bytes of the file not read yet
   std::string carried_;      // read, and not in a block yet
   std::int64_t number_ = 0;  // of the next block

@@ -409,6 +409,11 @@ Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
   DYNMO_TRY(check_options(paths, options));
   DYNMO_ASSIGN(Corpus corpus, list_corpus(paths, options.endings));
   DYNMO_TRY(check_out_folder(paths, corpus, options));
+  PrepareProgress measured{.phase = PrepareProgress::Phase::kMeasure, .total_bytes = corpus.bytes};
+  DYNMO_TRY(measure_text(corpus, options.jobs, [&](std::int64_t bytes) {
+    measured.bytes = bytes;
+    if (options.progress) options.progress(measured);
+  }));
   Preparation preparation(options, std::move(corpus));
   DYNMO_TRY(preparation.hold_out());
   DYNMO_TRY(preparation.find_tokenizer());

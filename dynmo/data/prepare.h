@@ -22,11 +22,11 @@ namespace dynmo::data {
 [[nodiscard]] std::vector<std::string> default_endings();
 
 struct PrepareProgress {
-  // The text is read to choose what is held out, to draw a tokenizer's training text, and to
-  // tokenize it.
-  enum class Phase { kHoldOut, kDraw, kTrain, kTokenize };
+  // Compressed files are read to measure their text. The text is read to choose what is held out,
+  // to draw a tokenizer's training text, and to tokenize it.
+  enum class Phase { kMeasure, kHoldOut, kDraw, kTrain, kTokenize };
   Phase phase = Phase::kTokenize;
-  std::int64_t bytes = 0;  // of the text, read so far in this phase
+  std::int64_t bytes = 0;  // of the text, read so far in this phase; kMeasure: of the files
   std::int64_t total_bytes = 0;
   std::int64_t documents = 0;
   std::int64_t tokens = 0;
@@ -76,7 +76,7 @@ struct PrepareReport {
   std::string tokenizer;            // kind
   std::int64_t training_lines = 0;  // drawn to train it
   std::int64_t unused_lines = 0;    // of those, left out to bound memory
-  std::int64_t bytes = 0;           // of the files
+  std::int64_t bytes = 0;           // of the text in the files
   std::int64_t files = 0;           // read
   std::int64_t json_lines = 0;      // of those, taken for JSON lines
   // The first file that is JSON lines by its first line, not by its name.
@@ -96,7 +96,8 @@ struct PrepareReport {
   }
 };
 
-// Prepares the text of `paths`, in order, and of folders by sorted relative name. Names that begin
+// Prepares the text of `paths`, in order, and of folders by sorted relative name. Files compressed
+// by gzip or zstd give the bytes that their text gives. Names that begin
 // with a dot are skipped. A file is one document, or each line of JSON lines is one. Each ends with
 // the end-of-document token.
 //

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dynmo data` as a user meets it: what it prints, its exit codes, what a killed run leaves."""
+import gzip
 import json
 import random
 import signal
@@ -55,7 +56,8 @@ class Prepare(Case):
         self.assert_refused(self.prepare(text, *trained, 400, "--algorithm", "word"), "bpe or unigram")
         self.assert_refused(self.prepare(text, "--jobs", 0), "--jobs is 0")
         self.assert_refused(self.prepare(text, "--validation", 1), "--held-out is 1")
-        self.assert_refused(self.prepare(self.write("a.jsonl.gz", b"\x1f\x8b")), "compressed")
+        self.assert_refused(self.prepare(self.write("a.jsonl.bz2", b"BZh")), "a.jsonl.bz2", "compressed", "decompress it first")
+        self.assert_refused(self.prepare(self.write("a.jsonl.gz", gzip.compress(b"{}")[:-3])), "a.jsonl.gz", "compressed by gzip", "it ends early")
         self.assert_refused(self.prepare(self.write("a.txt", b"caf\xe9")), "1 not UTF-8 text", "byte 0xe9 at offset 3 is no UTF-8")
         self.assert_refused(self.prepare(self.write("b.json", "[]")), "b.json", "(--text-key, --format text)")
         damaged = '{"text": "good"}\n{"text": "caf\xe9"}'.encode("latin1")

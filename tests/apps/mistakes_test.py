@@ -49,7 +49,7 @@ DATA = [
     ("data prepare empty --out d", 2, "empty"),
     ("data prepare broken.jsonl --out d", 2, "broken.jsonl", "1"),
     ("data prepare keyless.jsonl --out d", 2, "keyless.jsonl", "--text-key"),
-    ("data prepare texts.gz --out d", 2, "texts.gz", "decompress"),
+    ("data prepare texts.bz2 --out d", 2, "texts.bz2", "decompress"),
     ("data prepare texts --out texts/a.txt", 2, "texts/a.txt"),
     ("data inspect", 2, "path is required"),
     ("data inspect nowhere", 2, "nowhere"),
@@ -368,7 +368,7 @@ class Mistakes(ProgramCase):
         for folder in ("texts", "empty", "stale"):
             (cls.folder / folder).mkdir()
         files = {
-            "texts/a.txt": "a line of text\n" * 200, "broken.jsonl": "{\n", "keyless.jsonl": '{"body": "a"}\n', "texts.gz": "\x1f", "empty.toml": "# nothing\n",
+            "texts/a.txt": "a line of text\n" * 200, "broken.jsonl": "{\n", "keyless.jsonl": '{"body": "a"}\n', "texts.bz2": "BZh", "empty.toml": "# nothing\n",
             "profile.json": json.dumps(PROFILE), "config.json": json.dumps(LLAMA), "bert.json": json.dumps({**LLAMA, "model_type": "bert"}),
             "cluster.json": json.dumps({"format": "dynmo-cluster-1", "ranks": [{}, {}]}), "secret": "0" * 32, "stale/secret": "0" * 32,
             "stale/job.json": json.dumps({"format": "dynmo-job-1", "address": "127.0.0.1", "port": 1, "host": "", "pid": 1}),

@@ -88,7 +88,7 @@ TEST(PrepareInput, EndingsOfAFolderAreReadInAnyCase) {
   folder.write("in/C.JSONL", lines_of(2));
   folder.write("in/d.NDJSON", lines_of(2));
   folder.write("in/e.JPG", "no");
-  folder.write("in/f.TXT.GZ", "\x1f\x8b");
+  folder.write("in/f.TXT.BZ2", "BZh");
   const Inputs paths = {folder.path() / "in"};
   const auto report = prepare(paths, options_in(folder));
   ASSERT_TRUE(report) << report.error().message;
@@ -104,7 +104,9 @@ TEST(PrepareInput, WhatIsNoTextIsNamedWithItsCause) {
       {"\x93quoted\x94", "byte 0x93 at offset 0 is no UTF-8"},
       {std::string("ab\0c", 4), "binary, with a NUL byte at offset 2"},
       {std::string("\xff\xfe\x61\0", 4), "UTF-16 text"},
-      {"\x1f\x8b\x08", "compressed by gzip"},
+      {"\xfd"
+       "7zXZ",
+       "byte 0xfd at offset 0 is no UTF-8"},
       {"PAR1\xff", "a Parquet file"},
       {"%PDF-1.7\n\xe2\xe3", "a PDF"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "a Git LFS pointer"}};

@@ -54,7 +54,7 @@ TEST(Prepare, TakesTextByEndingInSortedOrderAndCountsTheRest) {
   folder.write("in/nul.txt", std::string_view("a\0b", 3));
   folder.write("in/latin1.txt", "caf\xe9");
   folder.write("in/.git/config.txt", "hidden");
-  folder.write("in/more.jsonl.gz", "\x1f\x8b");
+  folder.write("in/more.jsonl.xz", "\xfd");
   const Paths paths = {folder.path() / "in"};
   const auto report = prepare(paths, options_for(folder));
   ASSERT_TRUE(report) << report.error().message;
@@ -206,10 +206,11 @@ TEST(Prepare, RefusesWhatCannotBeDone) {
   options = options_for(folder);
   options.jobs = 0;
   EXPECT_EQ(prepare(paths, options).error().message, "jobs is 0, wanted 1 to 1024");
-  const Paths compressed = {folder.write("a.txt.gz", "text")};
+  const Paths compressed = {folder.write("a.txt.bz2", "text")};
   EXPECT_EQ(prepare(compressed, options_for(folder)).error().message,
             "'" + compressed[0].string() +
-                "' is a compressed file, wanted text or JSON lines: decompress it first");
+                "' is a compressed file, wanted text or JSON lines, plain or compressed by gzip or "
+                "zstd: decompress it first");
 }
 
 // All text of a split, documents back to back.

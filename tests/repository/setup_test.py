@@ -17,7 +17,7 @@ TOOLS = "bash c++ cat chmod cp env flock mkdir mktemp mv rm sed tail touch".spli
 PRESENT = "cmake ninja pkg-config python3".split()  # need only be there
 NOBODY = 65534
 LIBRARIES = ("libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libxxhash-dev libsentencepiece-dev libprotozero-dev "
-             "libpcre2-dev libutf8proc-dev libgtest-dev").split()
+             "libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libgtest-dev").split()
 # Notes what it is asked for, and "installs" by making the command of the same name.
 APT_GET = """#!/bin/bash
 echo "apt-get $*" >>"$LOG"

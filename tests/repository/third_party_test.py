@@ -17,7 +17,7 @@ DEBIAN = [row for row in ROWS if row[3] == "deb"]
 WHEELS = [row for row in ROWS if row[3] == "pypi"]
 BUILD = pathlib.Path(os.environ.get("DYNMO_BUILD_DIR", ROOT / "build/ci"))
 # Names of Debian's machine-readable files, in lower case.
-SPDX = {"expat": "MIT", "bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-Clause", "bsd-c3": "BSD-3-Clause", "apache-2.0": "Apache-2.0",
+SPDX = {"expat": "MIT", "bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-Clause", "bsd-c3": "BSD-3-Clause", "apache-2.0": "Apache-2.0", "zlib": "Zlib", "bsd-3-clause or gpl-2": "BSD-3-Clause OR GPL-2.0-only",
         "expat with embedded exception": "MIT WITH fmt-exception",
         "bsd-3-clause-cambridge with binary library-like packages exception": "BSD-3-Clause WITH PCRE2-exception"}
 # The same in texts without such names: all of the phrases stand in the file.
@@ -42,7 +42,7 @@ def debian_version(package_name):
     done = subprocess.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}", package_name], capture_output=True, text=True, check=False)
     status, _, version = done.stdout.partition(" ")
     # Without Debian's own parts: 1:9.1.0+ds1-2 is 9.1.0.
-    return re.sub(r"^\d+:|[+~].*|-[^-]*$", "", version) if status == "installed" else None
+    return re.sub(r"^\d+:|[+~].*|[.]dfsg.*|-[^-]*$", "", version) if status == "installed" else None
 
 
 def debian_12():
