@@ -47,12 +47,17 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" DESTINATION "${CMAKE_I
 
 install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
-# `cpack` in a build of the core: dynmo-VERSION-linux-x86_64.tar.gz. A program with libtorch finds it only where it was built.
-if(NOT DYNMO_RUNTIME)
-  string(TOLOWER "${PROJECT_NAME}-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" CPACK_PACKAGE_FILE_NAME)
-  set(CPACK_GENERATOR TGZ)
-  set(CPACK_PACKAGE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/packages")
-  set(CPACK_RESOURCE_FILE_LICENSE "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE")
-  set(CPACK_STRIP_FILES ON)
-  include(CPack)
+# `cpack`: dynmo-VERSION-linux-x86_64.tar.gz, which may be unpacked anywhere.
+string(TOLOWER "${PROJECT_NAME}-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" CPACK_PACKAGE_FILE_NAME)
+set(CPACK_GENERATOR TGZ)
+set(CPACK_PACKAGE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/packages")
+set(CPACK_RESOURCE_FILE_LICENSE "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE")
+set(CPACK_STRIP_FILES ON)
+if(DYNMO_RUNTIME)
+  # An archive names no folder of this machine: `dynmo` finds libtorch where it is unpacked.
+  set(CPACK_PRE_BUILD_SCRIPTS "${CMAKE_CURRENT_BINARY_DIR}/remove_rpath.cmake")
+  file(CONFIGURE OUTPUT "${CPACK_PRE_BUILD_SCRIPTS}" @ONLY CONTENT [[
+file(RPATH_REMOVE FILE "${CPACK_TEMPORARY_DIRECTORY}/@dynmo_runtime_program_directory@/dynmo-runtime")
+]])
 endif()
+include(CPack)

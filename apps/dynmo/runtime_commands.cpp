@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string>
 
 #include "apps/dynmo/command.h"
+#include "apps/dynmo/libtorch.h"
 #include "dynmo/core/units.h"
 
 namespace dynmo::app {
@@ -45,6 +48,8 @@ Expected<void> check_address_space(const char* command) {
 Expected<int> become_runtime(const char* command, char** argv) {
   DYNMO_ASSIGN(const fs::path program, find_runtime(command));
   DYNMO_TRY(check_address_space(command));
+  DYNMO_ASSIGN(const std::string libraries, library_path_of(command, program));
+  if (!libraries.empty()) ::setenv("LD_LIBRARY_PATH", libraries.c_str(), 1);
   ::execv(program.c_str(), argv);
   return make_error(ErrorCode::kBadInput, "dynmo {}: cannot start '{}': {}", command,
                     program.string(), std::strerror(errno));

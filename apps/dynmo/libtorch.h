@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Finds the libtorch that `dynmo-runtime` loads. PyTorch is installed apart from DynMo, and a
+// program that was built elsewhere does not know where.
+
+#include <filesystem>
+#include <string>
+
+#include "dynmo/core/expected.h"
+
+namespace dynmo::app {
+
+// Returns LD_LIBRARY_PATH for `program`: this process's own, behind the folder of libtorch if the
+// dynamic loader would not find it.
+//
+// The folder is that of DYNMO_TORCH_DIR, which is a folder `torch` of an installed PyTorch. If that
+// is not set, it is where the program was built with libtorch, if it is still there. Otherwise it
+// is in python3's PyTorch or in the private copy of scripts/setup, in this order, as in
+// cmake/FindLibTorch.cmake. Only a PyTorch of the series that DynMo was built with is taken,
+// because its C++ interface changes with each series. Returns kBadInput with what was found, or
+// with the libraries that are still missing.
+[[nodiscard]] Expected<std::string> library_path_of(const char* command,
+                                                    const std::filesystem::path& program);
+
+}  // namespace dynmo::app
