@@ -11,6 +11,8 @@ if(DYNMO_RUNTIME)
   list(APPEND dynmo_package_files "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindLibTorch.cmake")
 endif()
 
+# What Debian's packages divide: the commands, and what others build with.
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME commands)
 install(TARGETS dynmo)
 # Hooks for elastic.release_command.
 install(PROGRAMS "${CMAKE_CURRENT_SOURCE_DIR}/scripts/release/slurm" "${CMAKE_CURRENT_SOURCE_DIR}/scripts/release/kubernetes"
@@ -20,6 +22,7 @@ if(DYNMO_RUNTIME)
   set_target_properties(dynmo_runtime_program PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS dynmo_runtime_program RUNTIME DESTINATION "${dynmo_runtime_program_directory}")
 endif()
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
 install(TARGETS ${dynmo_package_targets} EXPORT dynmo FILE_SET HEADERS)
 # A list that headers include.
 install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/dynmo/dynamism/sources.def" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/dynmo/dynamism")
@@ -45,7 +48,7 @@ endif()
 configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/dynmo-core.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" @ONLY)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 
-install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT commands)
 
 # `cpack`: dynmo-VERSION-linux-x86_64.tar.gz, which may be unpacked anywhere.
 string(TOLOWER "${PROJECT_NAME}-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" CPACK_PACKAGE_FILE_NAME)
@@ -59,5 +62,8 @@ if(DYNMO_RUNTIME)
   file(CONFIGURE OUTPUT "${CPACK_PRE_BUILD_SCRIPTS}" @ONLY CONTENT [[
 file(RPATH_REMOVE FILE "${CPACK_TEMPORARY_DIRECTORY}/@dynmo_runtime_program_directory@/dynmo-runtime")
 ]])
+endif()
+if(NOT DYNMO_RUNTIME)
+  include(DynmoDebian)
 endif()
 include(CPack)

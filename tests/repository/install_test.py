@@ -153,6 +153,31 @@ class InstallTree(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
         self.assertIn(f"DYNMO_TORCH_DIR is '{place}' (no version.py of PyTorch), wanted ", done.stderr)
 
+    @unittest.skipIf(RUNTIME, "packages are of the core")
+    @unittest.skipUnless(shutil.which("dpkg-shlibdeps"), "no dpkg-dev here")
+    def test_is_packages_of_debian(self):
+        packed = self.root / "debs"
+        call("cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", packed)
+        commands, development = sorted(packed.glob("*.deb"))
+        version, system = cached("CMAKE_PROJECT_VERSION"), call("dpkg", "--print-architecture").strip()
+        self.assertEqual([commands.name, development.name], [f"dynmo_{version}_{system}.deb", f"libdynmo-dev_{version}_{system}.deb"])
+        self.assertIn("libfmt", call("dpkg-deb", "--field", commands, "Depends"))
+        self.assertIn("libfmt-dev", call("dpkg-deb", "--field", development, "Depends"))
+        held = {}
+        for package in (commands, development):
+            call("dpkg-deb", "--extract", package, self.root / package.stem)
+            held[package] = {str(path.relative_to(self.root / package.stem)) for path in (self.root / package.stem).rglob("*") if path.is_file()}
+            name = package.name.split("_")[0]
+            self.assertLessEqual({f"usr/share/doc/{name}/copyright", f"usr/share/doc/{name}/changelog.gz"}, held[package])
+        self.assertEqual(held[commands] & held[development], set())
+        self.assertIn("usr/include/dynmo/core/expected.h", held[development])
+        self.assertIn("usr/share/dynmo/release/slurm", held[commands])
+        program = self.root / commands.stem / "usr/bin/dynmo"
+        self.assertIn("Usage:", call(program, "plan", "--help"))
+        done = subprocess.run([program, "train"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+        self.assertIn("dynmo train needs dynmo-runtime", done.stderr)
+
     def test_says_so_when_it_has_no_runtime(self):
         if RUNTIME:
             self.skipTest("this build has the runtime")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/wheels and scripts/debs: what they refuse before they make a bare system. What they try takes a network and half an hour."""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from text_test import ROOT
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name) / "repository"
+        (self.root / "scripts").mkdir(parents=True)
+        for name in ("wheels", "debs", "bare-systems"):
+            shutil.copy2(ROOT / "scripts" / name, self.root / "scripts" / name)
+        shutil.copy2(ROOT / "CMakeLists.txt", self.root)
+        (self.root / ".gitignore").write_text("/out/\n/roots/\n")
+        names = ("-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false")
+        for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "A change")):
+            subprocess.run(["git", "-C", self.root, *names, *words], check=True)
+        self.out = self.root / "out"
+
+    def refused(self, script, text, *arguments, **variables):
+        before = sorted(self.root.rglob("*"))
+        done = subprocess.run([self.root / "scripts" / script, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **variables})
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertRegex(done.stderr, rf"\A{script}: [^\n]*\n\Z")
+        self.assertIn(text, done.stderr)
+        self.assertEqual(sorted(self.root.rglob("*")), before)
+
+    def files(self):
+        self.out.mkdir()
+        for name in ("some-cp311-cp311-manylinux_2_34_x86_64.whl", "dynmo_0.1.0_amd64.deb", "libdynmo-dev_0.1.0_amd64.deb"):
+            (self.out / name).touch()
+
+    def test_unknown_word(self):
+        self.refused("wheels", "'sid' is not known here, wanted one of --test, --roots DIR, --out DIR, bookworm, trixie", "sid")
+        self.refused("debs", "'trixie' is not known here, wanted --roots DIR or --out DIR", "trixie")
+        for script in ("wheels", "debs"):
+            self.refused(script, "--out has no folder: wanted one", "--out")
+
+    def test_nothing_to_try(self):
+        self.refused("wheels", f"no wheel in {self.out}: build them first, without --test", "--test", "--out", self.out)
+        self.refused("debs", f"no dynmo_*.deb in {self.out}: wanted what `scripts/package --binary` writes", "--out", self.out)
+        self.files()
+        (self.out / "libdynmo-dev_0.1.0_amd64.deb").unlink()
+        self.refused("debs", f"no libdynmo-dev_*.deb in {self.out}", "--out", self.out)
+
+    def test_changes_that_are_not_committed(self):
+        self.files()
+        (self.root / "new").touch()
+        for script, words in (("wheels", ["--test"]), ("debs", [])):
+            self.refused(script, "uncommitted changes: only commits are tried", *words, "--out", self.out)
+
+    @unittest.skipUnless(os.geteuid() == 0, "not root")
+    def test_no_debootstrap(self):
+        self.files()
+        tools = self.root.parent / "tools"
+        tools.mkdir()
+        for name in ("bash", "env", "git", "dirname", "sed", "mkdir", "realpath", "rm", "grep", "apt-get"):
+            if shutil.which(name):
+                (tools / name).symlink_to(shutil.which(name))
+        (self.root / "roots").mkdir()
+        for script, words in (("wheels", ["--test"]), ("debs", [])):
+            self.refused(script, "no debootstrap here", *words, "--out", self.out, "--roots", self.root / "roots", PATH=str(tools))
+
+    @unittest.skipIf(os.geteuid() == 0, "root may")
+    def test_users_that_may_not_mount(self):
+        self.files()
+        for script, words in (("wheels", ["--test"]), ("debs", [])):
+            self.refused(script, "wanted root, to make and enter bare systems", *words, "--out", self.out)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
