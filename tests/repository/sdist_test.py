@@ -21,25 +21,38 @@ def files():
 
 @unittest.skipUnless((ROOT / ".git").exists(), "not a git checkout")
 class SourceDistribution(unittest.TestCase):
-    def test_is_configured_with_the_settings_of_the_wheel(self):
+    def setUp(self):
         # pip makes the environment that has nanobind.
         settings = {name: value for name, value in SETTINGS["cmake"]["define"].items() if name != "DYNMO_PYTHON"}
         self.assertEqual(settings["DYNMO_RUNTIME"], "OFF")
-        with tempfile.TemporaryDirectory() as folder:
-            source = pathlib.Path(folder) / "source"
-            for name in files():
-                (source / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, source / name)
-            command = ["cmake", "-G", "Ninja", "-S", source, "-B", pathlib.Path(folder) / "build"]
-            command += [f"-D{name}={value}" for name, value in settings.items()]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            if "Python module: for" not in done.stdout:
-                self.skipTest("no Python here has nanobind (scripts/setup python)")
-            # Without a checkout the module has its version and no commit.
-            built = subprocess.run(["cmake", "--build", command[6], "--target", "dynmo_version_source"], capture_output=True, text=True, check=False)
-            self.assertEqual(built.returncode, 0, built.stdout + built.stderr)
-            self.assertIn(f'kVersion = "{PROJECT["version"]}"', (pathlib.Path(folder) / "build/version/version.cpp").read_text())
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        source, self.build = (pathlib.Path(folder.name) / name for name in ("source", "build"))
+        for name in files():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+        self.command = ["cmake", "-G", "Ninja", "-S", source, "-B", self.build, *(f"-D{name}={value}" for name, value in settings.items())]
+
+    def configure(self, *settings):
+        return subprocess.run([*self.command, *settings], capture_output=True, text=True, check=False)
+
+    def test_is_configured_with_the_settings_of_the_wheel(self):
+        done = self.configure()
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        if "Python module: for" not in done.stdout:
+            self.skipTest("no Python here has nanobind (scripts/setup python)")
+        # Without a checkout the module has its version and no commit.
+        built = subprocess.run(["cmake", "--build", self.build, "--target", "dynmo_version_source"], capture_output=True, text=True, check=False)
+        self.assertEqual(built.returncode, 0, built.stdout + built.stderr)
+        self.assertIn(f'kVersion = "{PROJECT["version"]}"', (self.build / "version/version.cpp").read_text())
+
+    def test_names_all_libraries_that_are_missing(self):
+        done = self.configure("-DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON", "-DCMAKE_DISABLE_FIND_PACKAGE_tomlplusplus=ON",
+                              "-DDYNMO_FOUND_libxxhash-dev=")
+        self.assertNotEqual(done.returncode, 0)
+        said = " ".join(done.stderr.split())
+        self.assertRegex(said, r"lacks libraries: apt-get install libfmt-dev libtomlplusplus-dev libxxhash-dev \(Debian's names\)")
+        self.assertEqual(done.stderr.count("CMake Error"), 1, done.stderr)
 
 
 if __name__ == "__main__":
