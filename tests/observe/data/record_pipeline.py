@@ -29,8 +29,7 @@ def record(path, kind, rank):
     for index in mine:  # each wider than the one before
         width = 512 * (1 + index)
         module = nn.Sequential(nn.Linear(HIDDEN, width), nn.ReLU(), nn.Linear(width, HIDDEN))
-        example = torch.zeros(TOKENS, HIDDEN)
-        parts.append(PipelineStage(module, index, stages, torch.device("cpu"), input_args=(example,), output_args=(example,)))
+        parts.append(PipelineStage(module, index, stages, torch.device("cpu")))
     if kind == "1f1b":  # PyTorch's Schedule1F1B names no action; the same order from a CSV does
         schedule = _PipelineScheduleRuntime(parts, MICRO_BATCHES, nn.functional.mse_loss)
         schedule._load_csv(str(pathlib.Path(path).with_name("order.csv")), format="compute_only")
