@@ -4,6 +4,7 @@
 // The strict device behind libtorch's interfaces: its memory, its streams with their clocks, what
 // they have yet to do, and what the host has waited for. Any thread may call anything.
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
