@@ -222,7 +222,7 @@ void LineServer::Loop::serve(LineConnection& client) {
     open = got < 0 && errno == EAGAIN;
     break;
   }
-  const std::size_t end = client.in.find('\n');
+  const std::size_t end = client.in.find(options_.end);
   if (!client.heard && end != std::string::npos && end <= options_.max_line) {
     client.heard = true;
     Answer answer = on_line_(client.id, std::string_view(client.in).substr(0, end));
@@ -252,7 +252,7 @@ LineServer::~LineServer() = default;
 
 Expected<std::unique_ptr<LineServer>> LineServer::listen(const Options& options, OnLine on_line,
                                                          OnGone on_gone) {
-  DYNMO_ASSIGN(UniqueFd listener, listen_on(options.address, 0));
+  DYNMO_ASSIGN(UniqueFd listener, listen_on(options.address, options.port));
   make_prompt(listener);
   return std::unique_ptr<LineServer>(new LineServer(std::make_unique<Loop>(
       options, std::move(listener), std::move(on_line), std::move(on_gone))));

@@ -24,6 +24,8 @@ class LineServer {
  public:
   struct Options {
     std::string address = "127.0.0.1";
+    std::uint16_t port = 0;  // 0: any free one
+    std::string end = "\n";  // of a line
     std::size_t max_line = 64 << 10;
     // Limit of clients. Beyond it, those that have sent nothing are dropped first.
     int max_clients = 64;
@@ -40,7 +42,7 @@ class LineServer {
   using OnLine = std::function<Answer(ClientId, std::string_view line)>;
   using OnGone = std::function<void(ClientId)>;  // for a client that was not done
 
-  // Listens on a free port of the address. Fails with kBadInput.
+  // Listens at the address. Returns kBadInput if that fails, such as for a port in use.
   [[nodiscard]] static Expected<std::unique_ptr<LineServer>> listen(const Options& options,
                                                                     OnLine on_line, OnGone on_gone);
   LineServer(const LineServer&) = delete;
