@@ -240,6 +240,11 @@ std::vector<TomlKey> run_keys(Config& c) {
       {"run.load_trace", &c.run.load_trace, steps_or_0("none")},
       {"run.tensorboard", &c.run.tensorboard},
       {"run.prometheus", &c.run.prometheus},
+      {"run.metrics_port", &c.run.metrics_port, between(0, 65535, "(0: none)")},
+      {"run.peak_flops",
+       &c.run.peak_flops,
+       between(0, 1e18, "FLOP/s (0: not given)"),
+       {computes()}},
   };
 }
 
@@ -399,6 +404,22 @@ cost::TransformerShape transformer_shape(const Config& config, std::int64_t voca
   shape.micro_batch_size = config.batch.micro_batch_size;
   shape.dropout = m.dropout > 0;
   return shape;
+}
+
+double step_flops(const Config& config, std::int64_t vocabulary) {
+  if (emulates(config)) return 0;
+  double sum = 0;
+  for (const cost::LayerWork& work :
+       cost::transformer_work(transformer_shape(config, vocabulary))) {
+    sum += 3 * (work.matrix_flops + work.core_flops);
+  }
+  return static_cast<double>(step_micro_batches(config)) * sum;
+}
+
+std::vector<std::string_view> sparse_sources(const Config& config) {
+  std::vector<std::string_view> tables = config.sources.enabled_tables();
+  std::erase(tables, "moe");  // counted by the experts that a token visits
+  return tables;
 }
 
 std::int64_t step_micro_batches(const Config& config) {

@@ -139,11 +139,13 @@ struct Config {
   } elastic;
   struct Run {
     std::string directory = "runs/default";
-    std::string device = "cpu";    // or "emulated", or of device_names()
-    std::int64_t trace_steps = 4;  // last steps in the trace
-    std::int64_t load_trace = 10;  // steps between two lines of the load trace; 0: none
-    bool tensorboard = false;      // event files in RUN/tensorboard
-    bool prometheus = false;       // metrics in RUN/metrics
+    std::string device = "cpu";     // or "emulated", or of device_names()
+    std::int64_t trace_steps = 4;   // last steps in the trace
+    std::int64_t load_trace = 10;   // steps between two lines of the load trace; 0: none
+    bool tensorboard = false;       // event files in RUN/tensorboard
+    bool prometheus = false;        // metrics in RUN/metrics
+    std::int64_t metrics_port = 0;  // of the leader on 127.0.0.1, for Prometheus; 0: none
+    double peak_flops = 0;          // FLOP/s of a rank's device, for MFU; 0: not given
   } run;
 };
 
@@ -176,6 +178,11 @@ struct Config {
 // experts and micro-batch. The data have `vocabulary` tokens unless model.vocabulary is set.
 [[nodiscard]] cost::TransformerShape transformer_shape(const Config& config,
                                                        std::int64_t vocabulary);
+// Returns the FLOPs of a step in the products of the dense model, of all replicas: F, I and W once,
+// without what is computed again. 0 if layers are emulated.
+[[nodiscard]] double step_flops(const Config& config, std::int64_t vocabulary);
+// Returns the tables of enabled sources for which a step computes less than step_flops().
+[[nodiscard]] std::vector<std::string_view> sparse_sources(const Config& config);
 // Returns the micro-batches of a step: replicas x accumulation x micro_batches.
 [[nodiscard]] std::int64_t step_micro_batches(const Config& config);
 // Returns kBadInput for a key that has no effect in a run with `ranks` ranks of a replica.

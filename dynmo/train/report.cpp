@@ -55,6 +55,20 @@ std::string progress_line(std::int64_t step, std::int64_t steps,
   return line;
 }
 
+std::string usage_text(const observe::RunHistory& run, const observe::RunScale& scale, bool sparse,
+                       Bytes memory) {
+  std::string text = fmt::format("  memory {}", format_bytes(memory));
+  double time = 0;
+  for (const observe::StepEntry& step : run.newest()) time += step.step_s;
+  const double step_s = time / static_cast<double>(std::max<std::size_t>(run.newest().size(), 1));
+  const double flops = observe::flops_per_s(scale, step_s);
+  if (flops > 0 && scale.peak_flops > 0) {
+    text += fmt::format("  MFU {:.1f} %{}", 100 * flops / scale.peak_flops,
+                        sparse ? " (of dense products)" : "");
+  }
+  return text;
+}
+
 observe::RunSummary summarize(const observe::RunHistory& run, int ranks) {
   observe::RunSummary summary;
   static_cast<observe::StepFacts&>(summary) = run.over_steps();

@@ -10,6 +10,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/observe/metrics/metrics.h"
 #include "dynmo/train/setup/comparison.h"
 
 namespace dynmo::train {
@@ -18,6 +19,11 @@ namespace dynmo::train {
 [[nodiscard]] std::string progress_line(std::int64_t step, std::int64_t steps,
                                         const std::vector<const observe::RunHistory*>& runs,
                                         const plan::Plan& plan);
+
+// Returns memory of the leader and, if the peak of a rank's device is known, the MFU over the last
+// steps. MFU counts the products of the dense model. The text says so if `sparse`.
+[[nodiscard]] std::string usage_text(const observe::RunHistory& run, const observe::RunScale& scale,
+                                     bool sparse, Bytes memory);
 
 struct Report {
   std::vector<std::string> lines;

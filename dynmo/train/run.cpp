@@ -128,11 +128,18 @@ RunLane Run::settings_of(const std::string& name, int number) const {
 
 Expected<RunLog> Run::open_log(const std::string& name, RunLog::Keeps keeps) const {
   const WorldRank number = elasticity_ ? WorldRank(elasticity_->self().number) : grid().rank();
-  return RunLog::open(config(),
-                      {.name = name.empty() ? "run" : name,
-                       .replicas = static_cast<int>(config().pipeline.replicas),
-                       .elastic = elasticity_.has_value()},
-                      folder_.of(name), number, done_.first, keeps);
+  config::Config own = config();
+  if (name != names().back()) own.run.metrics_port = 0;  // one of the runs has the port
+  DYNMO_ASSIGN(RunLog log, RunLog::open(own,
+                                        {.name = name.empty() ? "run" : name,
+                                         .replicas = static_cast<int>(own.pipeline.replicas),
+                                         .elastic = elasticity_.has_value()},
+                                        folder_.of(name), number, done_.first, keeps));
+  // The shape of a caller's own layers is not known.
+  if (!options_.make_model) {
+    log.set_step_flops(config::step_flops(own, inputs_.batches.vocabulary()));
+  }
+  return log;
 }
 
 Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherModel> other) {

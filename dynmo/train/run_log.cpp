@@ -67,12 +67,15 @@ RunLog::RunLog(const config::Config& config, observe::RunHistory::Run run,
                 .tokens_per_step = step_micro_batches(config) * config.batch.micro_batch_size *
                                    config.model.shape.sequence,
                 .trace_steps = config.run.trace_steps,
-                .load_trace_every = config.run.load_trace},
+                .load_trace_every = config.run.load_trace,
+                .scale = {.peak_flops = config.run.peak_flops}},
       folder_(std::move(folder)),
       history_(std::move(run)),
       files_{.metrics = observe::make_metrics_log(
                  folder_, rank,
-                 {.tensorboard = config.run.tensorboard, .prometheus = config.run.prometheus}),
+                 {.tensorboard = config.run.tensorboard,
+                  .prometheus = config.run.prometheus,
+                  .port = static_cast<std::uint16_t>(config.run.metrics_port)}),
              .records = nullptr} {}
 
 Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory::Run run,
@@ -211,9 +214,8 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
     record.checkpoint_s = pause_s - recorded_.pause_s;
     recorded_.pause_s = pause_s;
   }
-  if (files_.metrics) {
-    files_.metrics->set_ranks(group.pipeline().plan().ranks * history_.run().replicas);
-  }
+  settings_.scale.ranks = group.pipeline().plan().ranks * history_.run().replicas;
+  if (files_.metrics) files_.metrics->set_scale(settings_.scale);
   files_.records->write(record);
 }
 

@@ -89,6 +89,9 @@ class RunLog {
   };
   [[nodiscard]] Closed close();
 
+  // Sets the products of a step in the dense model, for MFU.
+  void set_step_flops(double flops) { settings_.scale.step_flops = flops; }
+  [[nodiscard]] const observe::RunScale& scale() const { return settings_.scale; }
   [[nodiscard]] const std::string& name() const { return history_.run().name; }
   [[nodiscard]] const observe::RunFolder& folder() const { return folder_; }
   // Returns the number of lines that the records lack so far. It is final after close().
@@ -123,6 +126,7 @@ class RunLog {
     std::int64_t tokens_per_step = 0;
     std::int64_t trace_steps = 0;
     std::int64_t load_trace_every = 0;  // 0: there is none
+    observe::RunScale scale;            // of the newest step
   };
 
   Settings settings_;

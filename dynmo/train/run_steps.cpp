@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "dynmo/process/host_memory.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
 #include "dynmo/train/setup/emulation.h"
@@ -184,9 +185,11 @@ Expected<void> Run::note_traffic(Lane& lane, TrafficIntervals::Ended ended) cons
 void Run::report_progress(std::int64_t step) const {
   if (!first_rank()) return;
   const runtime::Pipeline& newest = lanes_.back().group->pipeline();
-  const std::string text = progress_line(step, config().train.steps, histories(), newest.plan()) +
-                           dynamism::progress(newest.sources()) +
-                           (emulates(config()) ? "  EMULATED" : "");
+  const std::string text =
+      progress_line(step, config().train.steps, histories(), newest.plan()) +
+      usage_text(lanes_.back().log->history(), lanes_.back().log->scale(),
+                 !config::sparse_sources(config()).empty(), process::resident_memory()) +
+      dynamism::progress(newest.sources()) + (emulates(config()) ? "  EMULATED" : "");
   reporter_.progress({.done = step + 1, .steps = config().train.steps, .text = text});
 }
 

@@ -139,7 +139,7 @@ class RunLog {
       *output = true;
     }
     metrics_ = observe::make_metrics_log(folder_, rank, outputs);
-    if (metrics_) metrics_->set_ranks(ranks);
+    if (metrics_) metrics_->set_scale({.ranks = ranks});
     return {};
   }
 

@@ -16,6 +16,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/freezing/options.h"
+#include "dynmo/dynamism/moe/options.h"
 #include "tests/dynamism/seventh_source.h"
 
 namespace dynmo::config {
@@ -412,6 +413,35 @@ TEST(Config, ThePageHasAllKeysAndTheirDefaults) {
   ASSERT_TRUE(read.has_value()) << read.error().message;
   EXPECT_EQ(to_toml(config), to_toml(Config{}));
   EXPECT_EQ(keys_in(toml), keys_in(to_toml(Config{})));
+}
+
+// The sum is made by hand for a Llama of one block.
+TEST(Config, FlopsOfAStepAreThoseOfItsProducts) {
+  Config config;
+  config.model.shape = {.vocabulary = 10,
+                        .hidden = 8,
+                        .blocks = 1,
+                        .heads = 2,
+                        .kv_heads = 1,
+                        .intermediate = 16,
+                        .sequence = 4};
+  config.batch.micro_batches = 3;
+  config.batch.micro_batch_size = 2;
+  config.pipeline.replicas = 2;
+  const double tokens = 4 * 2;
+  const double weights = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16 + 8 * 10;
+  const double keys = 2;  // of a token on average, half of 4
+  const double forward = 2 * tokens * weights + 2 * 2 * tokens * keys * 8;
+  EXPECT_DOUBLE_EQ(step_flops(config, 0), 2 * 3 * 3 * forward);
+  config.model.shape.vocabulary = 0;
+  EXPECT_DOUBLE_EQ(step_flops(config, 10), 2 * 3 * 3 * forward);
+  EXPECT_TRUE(sparse_sources(config).empty());
+  config.sources.enable<dynamism::MoeOptions>();
+  EXPECT_TRUE(sparse_sources(config).empty());
+  config.sources.enable<dynamism::FreezingOptions>();
+  EXPECT_EQ(sparse_sources(config), std::vector<std::string_view>{"freezing"});
+  config.run.device = "emulated";
+  EXPECT_EQ(step_flops(config, 10), 0);
 }
 
 // In the first column of its rows, where our words are.

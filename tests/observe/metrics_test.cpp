@@ -49,9 +49,10 @@ std::map<std::string, double> by_tag(const std::vector<Metric>& metrics) {
 
 TEST(Metrics, HaveEveryFieldOfARecordOnce) {
   const StepRecord record = known_record(9);
-  std::vector<Metric> all = metrics_of(record, MetricOf::kRun, 2);
+  std::vector<Metric> all = metrics_of(record, MetricOf::kRun, {.ranks = 2});
   const auto of_run = by_tag(all);
-  for (Metric& metric : metrics_of(record, MetricOf::kRank, 2)) all.push_back(std::move(metric));
+  for (Metric& metric : metrics_of(record, MetricOf::kRank, {.ranks = 2}))
+    all.push_back(std::move(metric));
   const auto values = by_tag(all);
   std::set<std::string> names;
   for (const Metric& metric : all) {
@@ -82,9 +83,25 @@ TEST(Metrics, OmitWhatARankDoesNotKnow) {
   StepRecord record = known_record(0);
   record.loss = std::numeric_limits<double>::quiet_NaN();
   record.step_s = 0;
-  const auto values = by_tag(metrics_of(record, MetricOf::kRun, 1));
+  const auto values = by_tag(metrics_of(record, MetricOf::kRun, {.ranks = 1}));
   EXPECT_FALSE(values.contains("loss_metrics/global_avg_loss"));
   EXPECT_FALSE(values.contains("throughput(tps)"));
+}
+
+TEST(Metrics, ModelFlopsAreThoseOfAllRanksInTheTimeOfAStep) {
+  StepRecord record = known_record(0);
+  record.step_s = 0.5;
+  RunScale scale{.ranks = 4, .step_flops = 8e12, .peak_flops = 1e13};
+  auto values = by_tag(metrics_of(record, MetricOf::kRun, scale));
+  EXPECT_DOUBLE_EQ(values.at("tflops"), 4);
+  EXPECT_DOUBLE_EQ(values.at("mfu(%)"), 40);
+  scale.peak_flops = 0;  // not given
+  values = by_tag(metrics_of(record, MetricOf::kRun, scale));
+  EXPECT_DOUBLE_EQ(values.at("tflops"), 4);
+  EXPECT_FALSE(values.contains("mfu(%)"));
+  scale.step_flops = 0;  // of emulated layers
+  EXPECT_FALSE(by_tag(metrics_of(record, MetricOf::kRun, scale)).contains("tflops"));
+  EXPECT_FALSE(by_tag(metrics_of(record, MetricOf::kRank, scale)).contains("tflops"));
 }
 
 TEST(Metrics, ChecksumsAreThoseOfTheStandard) {
@@ -164,7 +181,7 @@ TEST(MetricsLog, StepsThatAreRepeatedReplaceTheOlderOnes) {
   const TempFolder temp;
   const RunFolder folder(temp.path());
   MetricsLog log(folder, WorldRank(0), {.tensorboard = true});
-  log.set_ranks(4);
+  log.set_scale({.ranks = 4});
   for (const int step : {3, 4, 5}) log.add(known_record(step));
   log.event("recovery", 4, {{"ranks", {0, 1}}});
   for (const int step : {4, 5}) log.add(known_record(step));

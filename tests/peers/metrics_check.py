@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 TINY = {"model.hidden": 32, "model.blocks": 3, "model.heads": 4, "model.kv_heads": 2, "model.intermediate": 48, "model.sequence": 16,
         "batch.micro_batches": 4, "batch.micro_batch_size": 2, "train.steps": 12, "train.validation_every": 5, "pipeline.pin": "false",
-        "run.tensorboard": "true", "run.prometheus": "true"}
+        "run.tensorboard": "true", "run.prometheus": "true", "run.peak_flops": "1e12"}
 OTHER_TAGS = {"loss": "loss_metrics/global_avg_loss", "gradient_norm": "grad_norm", "learning_rate": "lr"}
 NOT_METRICS = {"format", "step", "rank", "sources"}
 
@@ -37,6 +37,9 @@ def check(run):
     of_run, texts = points_of(run / "tensorboard")
     assert "dynmo/events" in texts, texts
     assert sorted(of_run["validation_metrics/loss"]), of_run.keys()
+    assert len(of_run["tflops"]) == TINY["train.steps"]
+    for step, tflops in of_run["tflops"].items():
+        assert math.isclose(of_run["mfu(%)"][step], 100 * tflops, rel_tol=1e-6), step
     compared = 0
     for rank in range(2):
         of_rank, _ = points_of(run / "tensorboard" / f"rank-{rank}")

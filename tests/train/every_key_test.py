@@ -88,6 +88,7 @@ ELSEWHERE = {
     "elastic.snapshot_cost": "measured times: train_test", "elastic.release_timeout_s": "a wait: release_hook_test",
     "checkpoint.asynchronous": "when files are written: checkpoints_test", "checkpoint.memory": "when files are written: checkpoints_test",
     "emulated.time_scale": "times: layouts_test", "emulated.slow_ranks": "times: layouts_test", "emulated.slow_speed": "times: layouts_test",
+    "run.metrics_port": "an endpoint: run_folder_test", "run.peak_flops": "times: run_folder_test",
     "emulated.slow_from": "times: layouts_test", "emulated.slow_until": "times: layouts_test",
 }
 

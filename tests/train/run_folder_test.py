@@ -3,8 +3,10 @@
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import time
+import urllib.request
 
 import event_files
 from program import held_port
@@ -62,6 +64,29 @@ class RunFolder(RunCase):
         text = (run / "metrics" / "rank-0.prom").read_text()
         self.assertRegex(text, r'(?m)^dynmo_step\{run="[^"]*"\} 59$')
         self.assertRegex(text, r'(?m)^dynmo_busy_seconds\{run="[^"]*",rank="0"\} [0-9.e-]+$')
+
+    def test_the_leader_serves_metrics_while_it_trains(self):
+        run = self.folder / "served"
+        with held_port() as port:
+            process = self.start("served", extra=(f"run.metrics_port={port}", "run.peak_flops=1e9"))
+            self.wait_for(process, run / "records" / "rank-0.jsonl", '"step":2')
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+                text = answer.read().decode()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=100)
+        self.assertEqual(process.returncode, 130, err)
+        for name in ("dynmo_loss", "dynmo_step", "dynmo_tflops_per_rank", "dynmo_mfu_percent"):
+            self.assertRegex(text, rf'(?m)^{name}\{{run="[^"]*"\}} [0-9.e+-]+$')
+
+    def test_a_port_for_metrics_that_is_in_use_is_a_line(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            extra = (f"run.metrics_port={port}", "train.steps=3", "run.peak_flops=1e9", "mixture_of_depths.enabled=true")
+            result = self.run_command(self.command("-n", "2", run="unserved", extra=extra))
+        said = result.stdout + result.stderr
+        self.assertEqual(result.returncode, 0, said)
+        self.assertEqual(said.count(f"metrics  no metrics at 127.0.0.1: port {port} on 127.0.0.1 is in use: end the program"), 1, said)
+        self.assertRegex(said, r"step +3/3 .*  memory [0-9.]+ .iB  MFU [0-9.]+ % \(of dense products\)")
 
     def test_a_killed_launcher_takes_its_ranks_along(self):
         run = self.folder / "left"

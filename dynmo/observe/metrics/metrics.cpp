@@ -32,7 +32,11 @@ std::string prometheus_name(std::string_view key) {
 
 }  // namespace
 
-std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of, int ranks) {
+double flops_per_s(const RunScale& scale, double step_s) {
+  return step_s > 0 && scale.ranks > 0 ? scale.step_flops / step_s / scale.ranks : 0;
+}
+
+std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of, const RunScale& scale) {
   std::vector<Metric> metrics;
   const auto add = [&](std::string_view key, std::string tag, double value) {
     if (std::isfinite(value)) metrics.push_back({std::move(tag), prometheus_name(key), value});
@@ -55,12 +59,16 @@ std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of, int ranks)
     }
   }
   const auto tokens = static_cast<double>(record.tokens);
-  add("ranks", "dynmo/ranks", ranks);
+  add("ranks", "dynmo/ranks", scale.ranks);
   add("tokens_seen", "ntokens_seen", tokens * static_cast<double>(record.step + 1));
-  if (record.step_s > 0 && ranks > 0) {
+  if (record.step_s > 0 && scale.ranks > 0) {
     // (torchtitan counts the tokens of one device.)
-    add("tokens_per_second_per_rank", "throughput(tps)", tokens / record.step_s / ranks);
+    add("tokens_per_second_per_rank", "throughput(tps)", tokens / record.step_s / scale.ranks);
     add("end_to_end_s", "time_metrics/end_to_end(s)", record.step_s);
+  }
+  if (const double flops = flops_per_s(scale, record.step_s); flops > 0) {
+    add("tflops_per_rank", "tflops", flops * 1e-12);
+    if (scale.peak_flops > 0) add("mfu_percent", "mfu(%)", 100 * flops / scale.peak_flops);
   }
   return metrics;
 }

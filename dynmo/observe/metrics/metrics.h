@@ -17,9 +17,18 @@ struct Metric {
   double value = 0;
 };
 
+// The size of a run and of its devices, which records do not have.
+struct RunScale {
+  int ranks = 0;          // that train
+  double step_flops = 0;  // products of a step in the dense model, of all replicas; 0: not known
+  double peak_flops = 0;  // FLOP/s of a rank's device; 0: not known
+};
+// Returns the FLOP/s of a rank, from products of the dense model, or 0 if they are not known.
+[[nodiscard]] double flops_per_s(const RunScale& scale, double step_s);
+
 // Returns the metrics of a record: those of one rank, or of the run, which are the same on all
-// ranks. `ranks` is the number of ranks that train. A number that is not known on this rank is
-// omitted. Tags are unique, and so are names.
-[[nodiscard]] std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of, int ranks);
+// ranks. A number that is not known on this rank is omitted. Tags are unique, and so are names.
+[[nodiscard]] std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of,
+                                             const RunScale& scale);
 
 }  // namespace dynmo::observe

@@ -40,14 +40,30 @@ Expected<void> replace_file(const std::filesystem::path& path, const std::string
 
 }  // namespace
 
-void MetricsLog::lead() {
-  const std::scoped_lock lock(mutex_);
-  leads_ = true;
+MetricsLog::MetricsLog(RunFolder folder, WorldRank rank, Outputs outputs)
+    : folder_(std::move(folder)), rank_(rank), outputs_(outputs), leads_(rank == WorldRank(0)) {
+  if (leads_) serve();
 }
 
-void MetricsLog::set_ranks(int ranks) {
+void MetricsLog::lead() {
   const std::scoped_lock lock(mutex_);
-  ranks_ = ranks;
+  if (std::exchange(leads_, true)) return;
+  serve();
+}
+
+void MetricsLog::serve() {
+  if (outputs_.port == 0) return;
+  auto opened = MetricsEndpoint::open(outputs_.port);
+  if (opened) {
+    endpoint_ = *std::move(opened);
+  } else {
+    note(opened.error());
+  }
+}
+
+void MetricsLog::set_scale(const RunScale& scale) {
+  const std::scoped_lock lock(mutex_);
+  scale_ = scale;
 }
 
 void MetricsLog::add(const StepRecord& record) {
@@ -57,7 +73,7 @@ void MetricsLog::add(const StepRecord& record) {
     if (of == MetricOf::kRun && !leads_) continue;
     std::vector<PrometheusLabel> labels{{"run", folder_.root().string()}};
     if (of == MetricOf::kRank) labels.push_back({"rank", fmt::format("{}", rank_)});
-    newest_.push_back({prometheus_labels(labels), metrics_of(record, of, ranks_)});
+    newest_.push_back({prometheus_labels(labels), metrics_of(record, of, scale_)});
     Points* points = points_of(of, record.step);
     if (points == nullptr) continue;
     if (record.step <= points->newest) note(points->file->drop_from(record.step));
@@ -68,6 +84,7 @@ void MetricsLog::add(const StepRecord& record) {
   group.metrics.push_back(
       {"", leads_ ? "dynmo_step" : "dynmo_rank_step", static_cast<double>(record.step)});
   unwritten_ = true;
+  if (endpoint_) endpoint_->set(newest_groups());
   if (std::chrono::steady_clock::now() - written_ >= kPrometheusInterval) write_prometheus();
 }
 
@@ -99,12 +116,12 @@ void MetricsLog::flush() {
 
 std::optional<std::string> MetricsLog::take_failure() {
   const std::scoped_lock lock(mutex_);
-  if (!failure_ || std::exchange(told_, true)) return std::nullopt;
-  return failure_;
+  if (!failure_.first || std::exchange(failure_.told, true)) return std::nullopt;
+  return failure_.first;
 }
 
 void MetricsLog::note(const Expected<void>& done) {
-  if (!done && !failure_) failure_ = done.error().message;
+  if (!done && !failure_.first) failure_.first = done.error().message;
 }
 
 MetricsLog::Points* MetricsLog::points_of(MetricOf of, std::int64_t step) {
@@ -126,23 +143,27 @@ MetricsLog::Points* MetricsLog::points_of(MetricOf of, std::int64_t step) {
   return &points;
 }
 
-void MetricsLog::write_prometheus() {
-  unwritten_ = false;
-  written_ = std::chrono::steady_clock::now();
-  if (!outputs_.prometheus) return;
+std::vector<MetricGroup> MetricsLog::newest_groups() const {
   std::vector<MetricGroup> groups = newest_;
   if (leads_ && !groups.empty()) {
     auto& of_run = groups.front().metrics;
     of_run.insert(of_run.end(), of_events_.begin(), of_events_.end());
   }
+  return groups;
+}
+
+void MetricsLog::write_prometheus() {
+  unwritten_ = false;
+  written_ = std::chrono::steady_clock::now();
+  if (!outputs_.prometheus) return;
   const auto path = folder_.prometheus_of(rank_);
   if (const auto made = make_directories(path.parent_path()); !made) return note(made);
-  note(replace_file(path, prometheus_text(groups)));
+  note(replace_file(path, prometheus_text(newest_groups())));
 }
 
 std::unique_ptr<MetricsLog> make_metrics_log(const RunFolder& folder, WorldRank rank,
                                              MetricsLog::Outputs outputs) {
-  if (!outputs.tensorboard && !outputs.prometheus) return nullptr;
+  if (!outputs.tensorboard && !outputs.prometheus && outputs.port == 0) return nullptr;
   return std::make_unique<MetricsLog>(folder, rank, outputs);
 }
 

@@ -2,8 +2,9 @@
 #pragma once
 
 // Writes the metrics of one rank while it trains: RUN/tensorboard, RUN/metrics (docs/formats.md).
-// Every rank writes its own numbers, the leader also those of the run and its events. A full or
-// slow disk does not end the run: what does not fit is omitted.
+// Every rank writes its own numbers, the leader also those of the run and its events. The leader
+// can serve them to Prometheus, too. A full or slow disk or a port in use does not end the run:
+// what cannot be written or served is omitted.
 
 #include <chrono>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
+#include "dynmo/observe/metrics/endpoint.h"
 #include "dynmo/observe/metrics/event_file.h"
 #include "dynmo/observe/metrics/prometheus.h"
 #include "dynmo/observe/run_folder.h"
@@ -31,14 +33,13 @@ class MetricsLog {
   struct Outputs {
     bool tensorboard = false;
     bool prometheus = false;
+    std::uint16_t port = 0;  // of the leader's endpoint on 127.0.0.1; 0: none
   };
   // Rank 0 leads from the start.
-  MetricsLog(RunFolder folder, WorldRank rank, Outputs outputs)
-      : folder_(std::move(folder)), rank_(rank), outputs_(outputs), leads_(rank == WorldRank(0)) {}
+  MetricsLog(RunFolder folder, WorldRank rank, Outputs outputs);
   // Makes this rank write the run's numbers and events from now on.
   void lead();
-  // Sets the number of ranks that train.
-  void set_ranks(int ranks);
+  void set_scale(const RunScale& scale);
   // Adds the record of a step.
   void add(const StepRecord& record);
   // Adds an event of the run, as the event log has it, if this rank leads.
@@ -53,7 +54,13 @@ class MetricsLog {
     std::optional<EventFile> file;
     std::int64_t newest = 0;  // step
   };
+  struct Failure {
+    std::optional<std::string> first;
+    bool told = false;
+  };
   // Each requires the lock.
+  void serve();
+  [[nodiscard]] std::vector<MetricGroup> newest_groups() const;
   void note(const Expected<void>& done);
   // Returns the points of TensorBoard to which a step is added next, or nullptr if there are none.
   [[nodiscard]] Points* points_of(MetricOf of, std::int64_t step);
@@ -64,15 +71,15 @@ class MetricsLog {
   const Outputs outputs_;
   std::mutex mutex_;  // guards all below
   bool leads_;
-  int ranks_ = 0;
+  RunScale scale_;
   Points of_rank_;
   Points of_run_;
   std::vector<MetricGroup> newest_;
   std::vector<Metric> of_events_;  // the newest value of each
   std::chrono::steady_clock::time_point written_;
   bool unwritten_ = false;  // newest_ is not in the file
-  std::optional<std::string> failure_;
-  bool told_ = false;
+  Failure failure_;
+  std::unique_ptr<MetricsEndpoint> endpoint_;  // null: none
 };
 
 // Returns a log for these outputs, or nullptr if there are none.
