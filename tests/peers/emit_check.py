@@ -13,10 +13,11 @@ import os
 import pathlib
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
+
+import gloo_ranks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLANS = 20
@@ -251,23 +252,6 @@ def rank_main(folder):
     dist.destroy_process_group()
 
 
-def run_ranks(python, dynmo, place, ranks):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                   "WORLD_SIZE": str(ranks)}
-    command = [python, __file__, "--dynmo", dynmo, "--rank-of", place]
-    started = [subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, text=True) for rank in range(ranks)]
-    try:
-        said = [one.communicate(timeout=300)[0] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    return "\n".join(text for one, text in zip(started, said) if one.returncode)
-
-
 def check_runtime(pythons, dynmo, folder):
     draw = random.Random(46)
     for ranks in (2, 4):
@@ -279,7 +263,7 @@ def check_runtime(pythons, dynmo, folder):
             counts = [stage["layers"] for stage in plan["stages"]]
             assert len(set(counts)) > 1, counts
             for which, python in pythons.items():
-                failed = run_ranks(python, dynmo, place, ranks)
+                failed = gloo_ranks.run([python, __file__, "--dynmo", dynmo, "--rank-of", place], ranks)
                 said = f"{which} runs {kind} {'|'.join(map(str, counts))} on {ranks} ranks"
                 print(f"FAIL {said}: {failed.splitlines()[-1]}\n{failed}" if failed else f"PASS {said}", flush=True)
 

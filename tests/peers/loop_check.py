@@ -8,14 +8,14 @@ planned steps are timed in five pairs. Needs two idle cores: a figure outside it
 """
 import argparse
 import json
-import os
 import pathlib
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+import gloo_ranks
 
 RANKS, STAGES, BLOCKS, MICRO_BATCHES, PAIRS, STEPS = 2, 4, 16, 8, 5, 12
 WIDTH, INNER, VOCABULARY, TOKENS = 256, 1024, 12288, 128
@@ -93,20 +93,8 @@ def rank_main(folder, trace):
 
 
 def run_ranks(dynmo, folder, *words):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                   "WORLD_SIZE": str(RANKS)}
-    command = [sys.executable, __file__, "--dynmo", dynmo, "--rank-of", folder, *words]
-    started = [subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, text=True) for rank in range(RANKS)]
-    try:
-        said = [one.communicate(timeout=300)[0] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert not any(one.returncode for one in started), "\n".join(said)
+    failed = gloo_ranks.run([sys.executable, __file__, "--dynmo", dynmo, "--rank-of", folder, *words], RANKS)
+    assert not failed, failed
 
 
 def seconds_of(dynmo, folder):
