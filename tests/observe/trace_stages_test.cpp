@@ -264,7 +264,8 @@ TEST(TraceStages, NamedLayersAreInTheOrderOfTheirStages) {
   for (int i = 0; i < 8; ++i) {
     const cost::LayerCost& layer = imported.model.layers[static_cast<std::size_t>(i)];
     EXPECT_EQ(layer.name, fmt::format("layer{}", i));
-    EXPECT_DOUBLE_EQ(layer.forward_s, (10 + i / 2) * 1e-6);
+    const int microseconds = 10 + i / 2;
+    EXPECT_DOUBLE_EQ(layer.forward_s, microseconds * 1e-6);
     EXPECT_DOUBLE_EQ(layer.backward_input_s, 4e-6);
   }
   EXPECT_NE(fault_of(ranks, {.blocks = {1, 1, 1, 1}, .formulas = {}, .formulas_of = ""})
