@@ -112,7 +112,7 @@ TEST(TraceShares, FormulasComeBack) {
   }
 }
 
-// Four blocks of 10 each beside an embedding of 1 and a head of 7.
+// Four blocks of 10 each, an embedding of 1 and a head of 7.
 TEST(TraceShares, EmbeddingAndHeadHaveWhatIsLeft) {
   const StageLayers layers = {.blocks = {1, 1, 2, 1}, .formulas = {}, .formulas_of = ""};
   const auto model =

@@ -54,7 +54,7 @@ double block_time(const std::vector<StageTimes>& stages, const std::vector<int>&
   return median(std::move(times));
 }
 
-// `parts` are the layers of one stage: blocks, and the embedding or the head beside them.
+// `parts` are the layers of one stage: blocks, and the embedding or the head if it has them.
 void share_equally(std::span<cost::LayerCost> parts, double all, double block,
                    double cost::LayerCost::*pass) {
   const auto blocks = static_cast<double>(std::ranges::count_if(

@@ -238,8 +238,8 @@ std::string messages_text(const plan::Plan& plan, const cost::ModelCost& model,
                      observe::format_count(crossing.messages, "message"));
 }
 
-// Each rank's share of its device, if all hosts have as many as this one. Replicas share the
-// host if there is one.
+// Returns each rank's share of its device. All hosts count as this one, with equal numbers of
+// devices. Replicas share the host if there is only one.
 Expected<std::vector<Bytes>> device_shares(const TrainOptions& options,
                                            const cost::Cluster& cluster) {
   std::vector<Bytes> shares(cluster.ranks.size(), planned_memory(options.rank_device));
