@@ -64,9 +64,9 @@ bool is_wanted(const fs::path& torch) {
 std::string contents_of(const fs::path& torch) {
   const std::string version = version_in(torch);
   if (version.empty()) return fmt::format("'{}' (no version.py of PyTorch)", torch.string());
-  const bool older = series_of(version) != series_of(kBuiltWith);
+  const bool is_other = series_of(version) != series_of(kBuiltWith);
   return fmt::format("'{}' ({}{})", torch.string(), version,
-                     older ? "" : fmt::format(" without lib/{}", kLibrary));
+                     is_other ? "" : fmt::format(" without lib/{}", kLibrary));
 }
 
 // Returns LD_LIBRARY_PATH with the libraries of `torch` in front. An empty part would be the
