@@ -121,6 +121,11 @@ void add_model_options(CLI::App& command, PlanFlags& flags) {
                      "Sequences of a micro-batch, with --model; default 1");
   command.add_option("--head-slices", flags.head_slices,
                      "Layers that the head is cut into, with --model or --config; default 1");
+  command.add_option("--tensor-parallel", flags.tensor_parallel,
+                     "Devices of a rank, with --model; default 1. Each has a part of every matrix, "
+                     "and ranks are in nodes of the device");
+  command.add_option("--optimizer-shards", flags.optimizer_shards,
+                     "Replicas that divide the optimizer's state, with --model; default 1");
   command.add_option("--ranks", flags.ranks,
                      "Equal ranks; with --device its links inside a node, else no latency and "
                      "unlimited bandwidth");

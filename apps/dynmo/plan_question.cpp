@@ -44,6 +44,9 @@ Expected<void> check_sources(const PlanFlags& flags) {
         "--device, --sequence, --micro-batch-size and --head-slices go with --model, not with a "
         "profile");
   }
+  if (!flags.model && (flags.tensor_parallel || flags.optimizer_shards)) {
+    return wrong("--tensor-parallel and --optimizer-shards go with --model");
+  }
   if (flags.model && (!flags.device || !flags.sequence)) {
     return wrong("--model wants --device, such as h100, and --sequence, such as 4096");
   }
@@ -79,6 +82,8 @@ Expected<void> check_numbers(const PlanFlags& flags) {
   DYNMO_TRY(check_number("--sequence", flags.sequence, kMaxTokens));
   DYNMO_TRY(check_number("--micro-batch-size", flags.micro_batch_size, kMaxTokens));
   DYNMO_TRY(check_number("--head-slices", flags.head_slices, kMaxTokens));
+  DYNMO_TRY(check_number("--tensor-parallel", flags.tensor_parallel, kMaxRanks));
+  DYNMO_TRY(check_number("--optimizer-shards", flags.optimizer_shards, kMaxRanks));
   DYNMO_TRY(check_number("--ranks", flags.ranks, kMaxRanks));
   DYNMO_TRY(check_number("--micro-batches", flags.micro_batches, 1 << 16));
   DYNMO_TRY(check_number("--evaluations", flags.evaluations, std::int64_t{1} << 40));
@@ -160,7 +165,9 @@ Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
     question.size_key = "batch.micro_batch_size =";
   }
   if (flags.head_slices) shape.head_slices = *flags.head_slices;
-  return plan::set_shape(question, shape, device);
+  return plan::set_shape(question, shape, device,
+                         {.tensor = flags.tensor_parallel.value_or(1),
+                          .optimizer_shards = flags.optimizer_shards.value_or(1)});
 }
 
 // The memory of each of --ranks, where it was given.

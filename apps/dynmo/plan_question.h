@@ -25,6 +25,8 @@ struct PlanFlags {
   std::optional<std::int64_t> sequence;
   std::optional<std::int64_t> micro_batch_size;
   std::optional<std::int64_t> head_slices;
+  std::optional<std::int64_t> tensor_parallel;
+  std::optional<std::int64_t> optimizer_shards;
   std::optional<std::int64_t> ranks;
   std::optional<std::string> memory;
   std::optional<std::string> cluster;

@@ -33,7 +33,8 @@ struct Device {
   double bytes_per_parameter = 2;
   double bytes_per_gradient = 4;
   double bytes_per_optimizer = 12;
-  Link inside_node;    // of machines usually built from it, per device and direction
+  int devices_per_node = 8;  // of machines usually built from it
+  Link inside_node;          // of these, per device and direction
   Link between_nodes;  // without the latency of software above it
 };
 

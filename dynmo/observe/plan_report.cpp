@@ -267,7 +267,8 @@ AdviceWords words_of(const plan::Question& question) {
           {Key::kBetweenBandwidth, "--cluster with between_nodes.bandwidth_bytes_per_s ="},
           {Key::kNicBandwidth, "--cluster with nic_bandwidth_bytes_per_s ="},
           {Key::kSpeed, "--cluster with all ranks at speed ="}}};
-  if (!question.device.empty() && question.device != "cpu") words.hour = "GPU-hour";
+  const bool gpus = !question.device.empty() && question.device != "cpu";
+  if (gpus && question.parallelism.tensor == 1) words.hour = "GPU-hour";
   return words;
 }
 

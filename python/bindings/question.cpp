@@ -24,6 +24,7 @@ struct Values {
   std::int64_t sequence = 0;
   std::int64_t micro_batch_size = 1;
   std::int64_t head_slices = 1;
+  cost::Parallelism parallelism;
   std::int64_t ranks = 0;
   std::optional<Bytes> memory;
   std::optional<double> head_room;
@@ -52,7 +53,8 @@ Expected<void> check_model(const Json& json) {
           "a Hugging Face config wants device, such as 'h100', and sequence, such as 4096");
     }
   }
-  for (const char* key : {"device", "sequence", "micro_batch_size", "head_slices"}) {
+  for (const char* key : {"device", "sequence", "micro_batch_size", "head_slices",
+                          "tensor_parallel", "optimizer_shards"}) {
     if (config || !json.contains(key)) continue;
     return wrong(fmt::format("{} goes with a Hugging Face config, not with measured costs", key));
   }
@@ -109,6 +111,8 @@ Expected<Values> read_values(const Json& json, plan::Question& question) {
   values.sequence = count(object, "sequence", kMaxTokens, 1);
   values.micro_batch_size = count(object, "micro_batch_size", kMaxTokens, 1);
   values.head_slices = count(object, "head_slices", kMaxTokens, 1);
+  values.parallelism.tensor = object.integer("tensor_parallel", 1);
+  values.parallelism.optimizer_shards = object.integer("optimizer_shards", 1);
   values.ranks = count(object, "ranks", kMaxRanks, 1);
   DYNMO_ASSIGN(values.memory, read_memory(json, object));
   if (json.contains("head_room")) values.head_room = object.number("head_room");
@@ -157,7 +161,7 @@ Expected<void> set_counted(const Json& json, const Values& values, const cost::D
     work.push_back(std::move(one));
   }
   const auto tokens = static_cast<double>(values.sequence * values.micro_batch_size);
-  DYNMO_TRY(plan::set_work(question, work, tokens, device));
+  DYNMO_TRY(plan::set_work(question, work, tokens, device, values.parallelism));
   question.costs += "; layers as transformers builds them";
   return {};
 }
@@ -178,7 +182,7 @@ Expected<void> set_model(const Json& json, const Values& values, plan::Question&
   DYNMO_ASSIGN(const cost::Device device, cost::find_device(values.device));
   if (json.contains("work")) return set_counted(json, values, device, question);
   DYNMO_ASSIGN(const cost::TransformerShape shape, read_shape(json, values));
-  return plan::set_shape(question, shape, device);
+  return plan::set_shape(question, shape, device, values.parallelism);
 }
 
 Expected<void> set_machines(const Json& json, const Values& values, plan::Question& question) {

@@ -183,6 +183,8 @@ def plan(
     sequence: Optional[int] = None,
     micro_batch_size: Optional[int] = None,
     head_slices: Optional[int] = None,
+    tensor_parallel: Optional[int] = None,
+    optimizer_shards: Optional[int] = None,
     granularity: Optional[str] = None,
     form: Optional[str] = None,
 ) -> Plan:
@@ -256,8 +258,16 @@ def compare(
 
 
 def model_costs(
-    config: Any, *, device: str, sequence: int, micro_batch_size: int = 1, head_slices: int = 1
+    config: Any,
+    *,
+    device: str,
+    sequence: int,
+    micro_batch_size: int = 1,
+    head_slices: int = 1,
+    tensor_parallel: int = 1,
+    optimizer_shards: int = 1,
 ) -> dict[str, Any]:
     """Returns the costs of a Hugging Face config by formulas, a "dynmo-profile-1" to read or change."""
-    options = {"device": device, "sequence": sequence, "micro_batch_size": micro_batch_size, "head_slices": head_slices}
+    options = dict(locals())
+    del options["config"]
     return _core.costs_of(_question(config, options))

@@ -38,6 +38,15 @@ class Emitted(Case):
         self.assertEqual((words[3].count("t"), (words[3].count("|") + 1) % 4), (8, 0))
         self.assertRegex(said, r"schedule (1f1b|interleaved);")
 
+    def test_of_ranks_of_several_devices_says_how_many(self):
+        several = ["--tensor-parallel", 4, "--optimizer-shards", 2]
+        said = self.emit("megatron", *several)
+        self.assertIn("a rank is 4 devices, bytes are of one; 2 replicas share the optimizer's state", said)
+        words = (self.folder / "plan/megatron.args").read_text().split()
+        self.assertEqual(words[4:], ["--tensor-model-parallel-size", "4", "--sequence-parallel", "--use-distributed-optimizer"])
+        self.emit("torchtitan", *several)
+        self.assertEqual(json.loads((self.folder / "plan/torchtitan.json").read_text())["parallelism"]["tensor_parallel_degree"], 4)
+
     def test_of_halves_is_refused_in_a_line(self):
         for form in ["torchtitan", "megatron"]:
             self.assert_error(self.run_plan(*self.words, "--emit", form, "--granularity", "half", "--balancer", "time", "--schedule", "1f1b"),

@@ -97,6 +97,14 @@ class Plan(Case):
             own = compute[compute["rank"] == rank]
             self.assertTrue((own["start_ns"][1:] >= own["end_ns"][:-1]).all())
 
+    def test_of_ranks_of_several_devices_is_that_of_the_program(self):
+        self.write("config.json", LLAMA)
+        plan = dynmo.plan(LLAMA, ranks=2, device="h100", sequence=1024, tensor_parallel=4, optimizer_shards=3, **QUICK)
+        self.assert_same(plan, "--model", "config.json", "--ranks", 2, "--device", "h100", "--sequence", 1024, "--tensor-parallel", 4,
+                         "--optimizer-shards", 3, "--evaluations", 300)
+        with self.assertRaisesRegex(dynmo.BadInputError, "tensor_parallel goes with a Hugging Face config"):
+            dynmo.plan(UNEVEN, ranks=2, tensor_parallel=2, **QUICK)
+
     def test_emits_the_files_of_the_program(self):
         self.write("config.json", LLAMA)
         sizes = {"ranks": 2, "device": "h100", "sequence": 1024, "micro_batches": 8, **QUICK}

@@ -213,10 +213,14 @@ Json torchtitan_keys(const Plan& plan, const EmitProblem& problem,
   if (std::ssize(plan.stages) == plan.ranks) {
     schedule = plan.schedule == ScheduleKind::kGpipe ? "GPipe" : "1F1B";
   }
-  return {{"pipeline_parallel_degree", plan.ranks},
-          {"pipeline_parallel_schedule", schedule},
-          {"pipeline_parallel_schedule_csv", csv.lexically_normal().string()},
-          {"module_fqns_per_model_part", std::move(parts)}};
+  Json keys = {{"pipeline_parallel_degree", plan.ranks},
+               {"pipeline_parallel_schedule", schedule},
+               {"pipeline_parallel_schedule_csv", csv.lexically_normal().string()},
+               {"module_fqns_per_model_part", std::move(parts)}};
+  if (problem.parallelism.tensor > 1) {
+    keys["tensor_parallel_degree"] = problem.parallelism.tensor;
+  }
+  return keys;
 }
 
 // Flags of torchtitan's command line. A stage is one word, its modules apart by commas.
@@ -239,16 +243,22 @@ std::string torchtitan_args(const Json& keys) {
   return text + '\n';
 }
 
-std::string megatron_args(const Plan& plan, const cost::ModelCost& model) {
+std::string megatron_args(const Plan& plan, const EmitProblem& problem) {
   std::string layout;
   for (const PlanStage& stage : plan.stages) {
     if (stage.layers.first.value > 0) layout += '|';
-    for (const std::string& module : modules_of(stage.layers, model)) {
+    for (const std::string& module : modules_of(stage.layers, problem.model)) {
       layout += module == "embedding" ? 'E' : module == "head" ? 'L' : 't';
     }
   }
-  return fmt::format("--pipeline-model-parallel-size {} --pipeline-model-parallel-layout {}\n",
-                     plan.ranks, layout);
+  std::string text = fmt::format(
+      "--pipeline-model-parallel-size {} --pipeline-model-parallel-layout {}", plan.ranks, layout);
+  const cost::Parallelism& parallelism = problem.parallelism;
+  if (parallelism.tensor > 1) {
+    text += fmt::format(" --tensor-model-parallel-size {} --sequence-parallel", parallelism.tensor);
+  }
+  if (parallelism.optimizer_shards > 1) text += " --use-distributed-optimizer";
+  return text + '\n';
 }
 
 std::string note_of(EmitForm form, const EmitProblem& problem) {
@@ -307,7 +317,7 @@ Expected<Emitted> emit(EmitForm form, const EmitProblem& problem,
   DYNMO_TRY(check_emit(form, problem));
   Emitted emitted{.files = {}, .note = note_of(form, problem)};
   if (form == EmitForm::kMegatron) {
-    emitted.files.push_back({kMegatronArgs, megatron_args(problem.plan, problem.model)});
+    emitted.files.push_back({kMegatronArgs, megatron_args(problem.plan, problem)});
     return emitted;
   }
   DYNMO_ASSIGN(schedule::Schedule order,

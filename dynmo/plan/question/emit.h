@@ -12,6 +12,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/cost/parallelism.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/recompute.h"
 
@@ -39,6 +40,7 @@ struct EmitProblem {
   int micro_batches = 1;
   LayerSet recomputed = {};
   ModuleNames names = ModuleNames::kTranslated;
+  cost::Parallelism parallelism = {};
 };
 
 // Returns kBadInput with what the form cannot say, and what it can. Causes: parts of a block or

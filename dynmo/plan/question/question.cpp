@@ -168,6 +168,32 @@ std::optional<JoinedHead> joined_head(const Question& question, const Answer& an
   return joined;
 }
 
+// Text behind the error of a question that no plan answers.
+std::string what_is_lacking(const Question& question) {
+  std::string text;
+  if (question.head_room > 0) {
+    text =
+        fmt::format(" ({:.3g} % of the memory stay free as head-room)", 100 * question.head_room);
+  }
+  if (question.device.empty()) return text;
+  Bytes states;
+  for (const cost::LayerCost& layer : question.model.layers) states += cost::state_bytes(layer);
+  Bytes least = question.cluster.ranks.front().memory;
+  for (const cost::ClusterRank& rank : question.cluster.ranks) least = std::min(least, rank.memory);
+  const std::int64_t ranks =
+      (states.value + least.value - 1) / std::max<std::int64_t>(least.value, 1);
+  if (ranks > question.cluster.size()) {
+    text += fmt::format("; the layers' states alone take {}, the memory of {} such ranks",
+                        format_bytes(states), ranks);
+  }
+  if (question.parallelism.tensor == 1 && question.parallelism.optimizer_shards == 1) {
+    text +=
+        "; --tensor-parallel makes a rank of several devices, and --optimizer-shards divides "
+        "the optimizer's state among replicas";
+  }
+  return text;
+}
+
 // All replicas send alike, so the first one's ranks stand for all.
 TrafficRows traffic_of(const Question& question, const Answer& answer) {
   const Plan& plan = answer.proposal.plan;
@@ -179,6 +205,48 @@ TrafficRows traffic_of(const Question& question, const Answer& answer) {
   return sums_of(std::move(rows));
 }
 
+// The values between two half blocks for one micro-batch.
+double hidden_bytes(const cost::TransformerShape& shape, const cost::Device& device) {
+  return static_cast<double>(shape.tokens() * shape.hidden) * device.bytes_per_element;
+}
+
+Expected<void> check_heads(const cost::TransformerShape& shape,
+                           const cost::Parallelism& parallelism) {
+  if (parallelism.tensor < 1 || shape.heads % parallelism.tensor == 0) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "tensor_parallel is {}, wanted a divisor of the model's {} attention heads",
+                    parallelism.tensor, shape.heads);
+}
+
+// Sets what formulas say about their costs.
+void set_origin(Question& question, double tokens, const cost::Device& device,
+                const cost::Parallelism& parallelism) {
+  question.parallelism = parallelism;
+  question.device = device.name;
+  question.tokens = tokens;
+  question.recompute = Recompute::kAuto;
+  question.costs = fmt::format(
+      "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
+      "(docs/costs.md)",
+      device.name, device.utilization);
+  if (parallelism.tensor > 1) {
+    question.costs += fmt::format("; a rank is {} devices, bytes are of one", parallelism.tensor);
+  }
+  if (parallelism.optimizer_shards > 1) {
+    question.costs +=
+        fmt::format("; {} replicas share the optimizer's state", parallelism.optimizer_shards);
+  }
+}
+
+// Ranks of several devices, in nodes of the device.
+cost::Cluster ranks_in_nodes(int ranks, std::int64_t tensor, Bytes memory,
+                             const cost::Device& device) {
+  cost::Cluster cluster = cost::equal_ranks(ranks, memory);
+  const int in_a_node = device.devices_per_node / static_cast<int>(tensor);
+  for (int i = 0; i < ranks; ++i) cluster.ranks[static_cast<std::size_t>(i)].node = i / in_a_node;
+  return cluster;
+}
+
 Expected<void> check_count(std::string_view what, std::int64_t value, std::int64_t max) {
   if (value >= 1 && value <= max) return {};
   return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", what,
@@ -188,17 +256,18 @@ Expected<void> check_count(std::string_view what, std::int64_t value, std::int64
 }  // namespace
 
 Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
-                         const cost::Device& device) {
+                         const cost::Device& device, const cost::Parallelism& parallelism) {
   DYNMO_TRY(cost::validate(shape));
-  DYNMO_TRY(set_work(question, cost::transformer_work(shape, device.bytes_per_element),
-                     static_cast<double>(shape.tokens()), device));
+  DYNMO_TRY(check_heads(shape, parallelism));
+  const auto costs_of = [device, parallelism](const cost::TransformerShape& other) {
+    return cost::parallel_costs(cost::transformer_work(other, device.bytes_per_element),
+                                hidden_bytes(other, device), device, parallelism);
+  };
+  DYNMO_ASSIGN(question.model, costs_of(shape));
+  set_origin(question, static_cast<double>(shape.tokens()), device, parallelism);
   for (const std::string& note : shape.notes) question.costs += "; " + note;
   question.head_slices = shape.head_slices;
   question.micro_batch_size = shape.micro_batch_size;
-  const auto costs_of = [device](const cost::TransformerShape& other) -> Expected<cost::ModelCost> {
-    DYNMO_ASSIGN(cost::ModelCost costs, cost::transformer_costs(other, device));
-    return cost::at_utilization(std::move(costs), device);
-  };
   question.sliced = [shape, costs_of](std::int64_t slices) {
     cost::TransformerShape other = shape;
     other.head_slices = slices;
@@ -213,16 +282,10 @@ Expected<void> set_shape(Question& question, const cost::TransformerShape& shape
 }
 
 Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& work, double tokens,
-                        const cost::Device& device) {
-  DYNMO_ASSIGN(cost::ModelCost kernels, cost::layer_costs(work, device));
-  question.model = cost::at_utilization(std::move(kernels), device);
-  question.device = device.name;
-  question.tokens = tokens;
-  question.recompute = Recompute::kAuto;
-  question.costs = fmt::format(
-      "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
-      "(docs/costs.md)",
-      device.name, device.utilization);
+                        const cost::Device& device, const cost::Parallelism& parallelism) {
+  const double hidden = work.empty() ? 0 : work.front().boundary_bytes;  // of the embedding
+  DYNMO_ASSIGN(question.model, cost::parallel_costs(work, hidden, device, parallelism));
+  set_origin(question, tokens, device, parallelism);
   return {};
 }
 
@@ -250,12 +313,19 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
                const std::optional<cost::Device>& device, std::optional<double> head_room) {
   const bool device_memory = device && !memory;
   const Bytes offered = memory.value_or(device ? device->memory : cost::kUnlimitedMemory);
-  set_cluster(question, cost::equal_ranks(ranks, offered),
+  const std::int64_t tensor = question.parallelism.tensor;
+  const bool in_nodes = device && tensor > 1;
+  set_cluster(question,
+              in_nodes ? ranks_in_nodes(ranks, tensor, offered, *device)
+                       : cost::equal_ranks(ranks, offered),
               head_room.value_or(device_memory ? kDeviceHeadRoom : 0));
   question.ranks_key = "--ranks";
   if (!device) return;
-  question.cluster.inside_node = question.cluster.between_nodes = device->inside_node;
-  question.links = fmt::format("those of {} inside a node", device->name);
+  question.cluster.inside_node = device->inside_node;
+  question.cluster.between_nodes = in_nodes ? device->between_nodes : device->inside_node;
+  question.links = in_nodes ? fmt::format("those of {} in nodes of {} devices", device->name,
+                                          device->devices_per_node)
+                            : fmt::format("those of {} inside a node", device->name);
 }
 
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room) {
@@ -318,12 +388,12 @@ Expected<void> validate(const Question& question) {
 
 Expected<Answer> answer(const Question& question) {
   auto found = find_proposal(question, question.model);
-  if (!found && question.head_room > 0 && found.error().code == ErrorCode::kInfeasible) {
-    return make_error(ErrorCode::kInfeasible, "{} ({:.3g} % of the memory stay free as head-room)",
-                      found.error().message, 100 * question.head_room);
+  if (!found) {
+    Error error = found.error();
+    if (error.code == ErrorCode::kInfeasible) error.message += what_is_lacking(question);
+    return error;
   }
-  DYNMO_ASSIGN(Proposal proposed, std::move(found));
-  Answer given{.proposal = std::move(proposed),
+  Answer given{.proposal = *std::move(found),
                .costs = {},
                .evaluation = {},
                .migration = {},
@@ -351,7 +421,8 @@ EmitProblem emit_problem(const Question& question, const Answer& answer) {
   return {.plan = answer.proposal.plan,
           .model = question.model,
           .micro_batches = question.micro_batches,
-          .recomputed = answer.proposal.recomputed};
+          .recomputed = answer.proposal.recomputed,
+          .parallelism = question.parallelism};
 }
 
 }  // namespace dynmo::plan

@@ -16,6 +16,7 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/layer_cost.h"
+#include "dynmo/cost/parallelism.h"
 #include "dynmo/cost/transformer.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
@@ -31,12 +32,13 @@ namespace dynmo::plan {
 
 struct Question {
   cost::ModelCost model;
-  cost::Cluster cluster;  // its memory excludes the head-room
-  double head_room = 0;   // share of every rank's memory that stays free
-  std::string links;      // source of the cluster's links; empty: from the user
-  std::string costs;      // source of the layers' costs; empty: a profile
-  std::string device;     // device of the formulas; empty: measured
-  double tokens = 0;      // of a micro-batch; 0: not known
+  cost::Cluster cluster;               // its memory excludes the head-room
+  double head_room = 0;                // share of every rank's memory that stays free
+  std::string links;                   // source of the cluster's links; empty: from the user
+  std::string costs;                   // source of the layers' costs; empty: a profile
+  std::string device;                  // device of the formulas; empty: measured
+  double tokens = 0;                   // of a micro-batch; 0: not known
+  cost::Parallelism parallelism = {};  // of formulas
   int micro_batches = 32;
   Balancer balancer = Balancer::kSearch;
   std::optional<schedule::ScheduleKind> schedule;  // none: the best of all
@@ -62,20 +64,24 @@ struct Question {
 };
 
 // Sets the costs of a shape by formulas, at the utilization of `device`. Layers are recomputed if
-// memory requires it (kAuto). Returns the errors of transformer_costs().
+// memory requires it (kAuto). Returns the errors of transformer_costs() and parallel_costs(), and
+// kBadInput if the devices of a rank cannot have the same number of attention heads.
 [[nodiscard]] Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
-                                       const cost::Device& device);
+                                       const cost::Device& device,
+                                       const cost::Parallelism& parallelism = {});
 // Like set_shape(), for layers counted by the caller, in micro-batches of `tokens`.
 [[nodiscard]] Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& work,
-                                      double tokens, const cost::Device& device);
+                                      double tokens, const cost::Device& device,
+                                      const cost::Parallelism& parallelism = {});
 
 // The share of a device's memory that stays free by default. Libraries, buffers and fragmentation
 // need it, and formulas and presets do not include them.
 inline constexpr double kDeviceHeadRoom = 0.1;
 
 // Sets equal ranks. Without `memory` it is the device's, or unlimited without a device. Links are
-// those inside a node of the device. Without a head-room it is kDeviceHeadRoom of a device's
-// memory, else 0. Requires ranks >= 1.
+// those inside a node of the device. Ranks of several devices fill nodes, with the links between
+// them. Without a head-room it is kDeviceHeadRoom of a device's memory, else 0. Call it after
+// set_shape() or set_work(). Requires ranks >= 1.
 void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
                const std::optional<cost::Device>& device, std::optional<double> head_room);
 
