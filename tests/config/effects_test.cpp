@@ -2,8 +2,6 @@
 // A key of a config that is given has an effect, or one line refuses it by name.
 #include "dynmo/core/effects.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +10,6 @@
 #include <vector>
 
 #include "dynmo/config/config.h"
-#include "dynmo/core/files.h"
 #include "tests/support/other_values.h"
 
 namespace dynmo::config {
@@ -164,44 +161,6 @@ TEST(EffectsOfAConfig, ATechniqueThatHasNothingToDoInTheRunSaysSo) {
   EXPECT_NE(
       error_of_settings({"pruning.enabled=true"}).find("pruning.end is 7000 in a run of 200 steps"),
       std::string::npos);
-}
-
-// Keys of a table with the same conditions, as docs/config.md lists them; those of sources are in
-// their page.
-std::string conditions_text() {
-  Config config;
-  struct Row {
-    std::string table;
-    std::vector<std::string> keys;
-    std::string conditions;
-  };
-  std::vector<Row> rows;
-  for (const TomlKey& key : keys_of(config)) {
-    const std::size_t dot = key.name.find('.');
-    const std::string table = key.name.substr(0, dot);
-    const bool of_source = std::ranges::count(config.sources.tables(), table) > 0;
-    if (key.acts_if.empty() || of_source) continue;
-    std::string conditions;
-    for (const ActsIf& condition : key.acts_if) {
-      conditions += (conditions.empty() ? "" : "; ") + page_text_of(condition);
-    }
-    auto row = std::ranges::find_if(
-        rows, [&](const Row& r) { return r.table == table && r.conditions == conditions; });
-    if (row == rows.end()) row = rows.insert(row, {table, {}, conditions});
-    row->keys.push_back(key.name.substr(dot + 1));
-  }
-  std::string text;
-  for (const auto& [table, keys, conditions] : rows) {
-    text += keys.size() == 1
-                ? fmt::format("| `{}.{}` | {} |\n", table, keys.front(), conditions)
-                : fmt::format("| `{}.{{{}}}` | {} |\n", table, fmt::join(keys, ","), conditions);
-  }
-  return text;
-}
-
-TEST(EffectsOfAConfig, ThePageListsTheConditions) {
-  const std::string page = read_file(CONFIG_PAGE).value();
-  EXPECT_NE(page.find(conditions_text()), std::string::npos) << conditions_text();
 }
 
 }  // namespace

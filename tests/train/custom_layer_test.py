@@ -69,7 +69,7 @@ class CustomSource(ExampleCase):
             self.assertEqual(len(result.stderr.splitlines()), 1)
 
     def test_the_page_shows_the_code_that_runs(self):
-        self.expect_page_shows("custom_source.cpp", "own-source.md", 2)
+        self.expect_page_shows("custom_source.cpp", "own-source.md", 1)
 
     def test_it_is_short_and_the_library_does_not_know_it(self):
         source = (REPOSITORY / "examples" / "custom_source.cpp").read_text()
