@@ -50,7 +50,8 @@ enum class Control {
   kSnapshot,
   kSources,
   kPing,
-  kUser,  // programs of users, tests, benchmarks
+  kClocks,  // a group begins or ends: the clocks of its ranks
+  kUser,    // programs of users, tests, benchmarks
   kCount
 };
 

@@ -39,10 +39,10 @@ struct Messages {
   enum class Peer { kAny, kAbove, kBelow } peer = Peer::kAny;
 };
 
-inline constexpr std::array<const char*, 19> kControlNames = {
+inline constexpr std::array<const char*, 20> kControlNames = {
     "devices",  "settings", "barrier", "checkpoint", "traffic",  "traces", "hosts",
     "holdings", "costs",    "size",    "handover",   "exchange", "plan",   "loss",
-    "vote",     "snapshot", "sources", "ping",       "user"};
+    "vote",     "snapshot", "sources", "ping",       "clocks",   "user"};
 static_assert(kControlNames.size() == static_cast<std::size_t>(Control::kCount));
 
 inline std::vector<Messages> all_messages() {
