@@ -44,6 +44,11 @@ std::string gain_text(const Summary& summary, std::optional<std::size_t> number)
 
 }  // namespace
 
+std::string clocks_text(double error_s) {
+  return fmt::format("of several hosts; times in the trace are right within {}",
+                     format_seconds(error_s));
+}
+
 Json run_head(const RunFolder& folder, const Summary& summary, std::optional<std::size_t> number,
               const RunTotals& totals) {
   Json head = Json::array();
@@ -70,6 +75,7 @@ Json run_head(const RunFolder& folder, const Summary& summary, std::optional<std
     add("lost ranks",
         fmt::format("{} of them, at {}", totals.lost_ranks, format_count(totals.losses, "step")));
   }
+  if (run != nullptr && run->clock_error_s) add("clocks", clocks_text(*run->clock_error_s));
   return head;
 }
 

@@ -29,6 +29,9 @@ struct RunTotals {
   std::int64_t losses = 0;  // events of lost ranks
 };
 
+// Returns what is known of the clocks of several hosts.
+[[nodiscard]] std::string clocks_text(double error_s);
+
 // Returns a list of pairs, a name and a value. `folder` has the run's config.toml. If it cannot be
 // read, the model is omitted. `number` is the index of the run in the summary, if it has one.
 [[nodiscard]] Json run_head(const RunFolder& folder, const Summary& summary,

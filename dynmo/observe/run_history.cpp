@@ -159,6 +159,9 @@ void RunHistory::add_event(std::string_view kind, std::int64_t step, const Json&
   if (!event.is_object()) return;
   if (kind == "start") {
     totals_.members = std::max(totals_.members, event.value("ranks", 0));
+    clock_error_s_.reset();  // of the trace before
+  } else if (kind == "clocks") {
+    clock_error_s_ = event.at("error_s").get<double>();
   } else if (kind == "validation") {
     validation_ = Validation{.step = step, .loss = number_of(event.at("loss"))};
     const auto found = event.find("generation_loss");

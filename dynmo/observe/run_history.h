@@ -97,6 +97,8 @@ class RunHistory {
   // Returns the digest of the bits of all losses. Equal losses have equal digests.
   [[nodiscard]] std::string loss_digest() const { return steps_.losses.hex(); }
   [[nodiscard]] const std::optional<Validation>& validation() const { return validation_; }
+  // Returns the largest error of the clocks in the trace, if the ranks have several clocks.
+  [[nodiscard]] std::optional<double> clock_error_s() const { return clock_error_s_; }
   [[nodiscard]] const Totals& totals() const { return totals_; }
   // Returns the numbers of all lost ranks.
   [[nodiscard]] const std::set<int>& lost() const { return lost_; }
@@ -125,6 +127,7 @@ class RunHistory {
   Run run_;
   Steps steps_;
   std::optional<Validation> validation_;
+  std::optional<double> clock_error_s_;
   Totals totals_;
   std::set<int> lost_;
   Json sources_ = Json::object();

@@ -15,6 +15,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/run_head.h"
 #include "dynmo/observe/run_history.h"
 #include "dynmo/observe/table.h"
 
@@ -255,6 +256,9 @@ Lines report_lines(const Summary& summary, std::span<const RunCurves> curves,
   add_sources(lines, last);
   add_checkpoints(lines, last);
   add_traffic(lines, last);
+  if (last.clock_error_s) {
+    lines.push_back("clocks     " + clocks_text(*last.clock_error_s));
+  }
   add_chart(lines, summary, curves);
   add_legend(lines, summary);
   lines.push_back(fmt::format(

@@ -63,6 +63,7 @@ void list_fields(IsA<RunSummary> auto& run, auto& visit) {
   visit.optional("checkpoints_failed", run.checkpoints_failed, kCount);
   list_facts(run, FactsOf::kRun, visit);
   visit.optional_measured("generation_loss", run.generation_loss);
+  visit.optional_measured("clock_error_s", run.clock_error_s);
   visit("size", run.size);
   visit.figures("sources", run.sources);
   visit.optional("traffic", run.traffic);

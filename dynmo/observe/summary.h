@@ -54,6 +54,8 @@ struct RunSummary : StepFacts {
   double validation_loss = 0;
   // Loss with the decisions of layers in generation, if they differ.
   std::optional<double> generation_loss = {};
+  // Largest error of the clocks in the trace. None: all ranks have one clock.
+  std::optional<double> clock_error_s = {};
   std::int64_t migrations = 0;
   std::int64_t replicas = 1;
   // |predicted - measured| / measured step time: median and largest of `predicted_steps` steps.

@@ -81,7 +81,8 @@ class TraceText {
     name_tracks(lanes);
   }
 
-  std::string finish() && { return head_ + events_ + "\n]}\n"; }
+  // `more` are further members of the object.
+  std::string finish(const std::string& more) && { return head_ + events_ + "\n]" + more + "}\n"; }
 
  private:
   void event(std::string_view text) {
@@ -210,10 +211,23 @@ class TraceText {
 
 }  // namespace
 
-std::string trace_json(std::span<const TraceProcess> processes) {
+Json clocks_json(std::span<const TraceClock> clocks) {
+  Json ranks = Json::array();
+  double error_s = 0;
+  for (const TraceClock& clock : clocks) {
+    ranks.push_back({{"offset_s", clock.offset_s}, {"error_s", clock.error_s}});
+    error_s = std::max(error_s, clock.error_s);
+  }
+  return {{"error_s", error_s}, {"ranks", std::move(ranks)}};
+}
+
+std::string trace_json(std::span<const TraceProcess> processes,
+                       std::span<const TraceClock> clocks) {
   TraceText text;
   for (const TraceProcess& process : processes) text.add_process(process);
-  return std::move(text).finish();
+  if (clocks.empty()) return std::move(text).finish("");
+  const Json other = {{"clocks", clocks_json(clocks)}};
+  return std::move(text).finish(",\"otherData\":" + other.dump());
 }
 
 }  // namespace dynmo::observe

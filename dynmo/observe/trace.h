@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/schedule/schedule.h"
 #include "dynmo/sim/simulate.h"
@@ -39,10 +40,21 @@ struct TraceProcess {
   std::vector<TracedStep> steps;  // drawn one after another
 };
 
+// The clock of a rank against that of rank 0, on which the trace is.
+struct TraceClock {
+  double offset_s = 0;  // clock of the rank minus clock of rank 0, at the end
+  double error_s = 0;   // bound on the error of all times of the rank
+};
+
+// Returns {"error_s": the largest, "ranks": [{"offset_s", "error_s"}, ...]}.
+[[nodiscard]] Json clocks_json(std::span<const TraceClock> clocks);
+
 // Returns the trace. Slices are named like `2F0` and have stage and micro-batch. Communication in
 // the timeline overlaps compute, and has a separate track beside the rank's. Then an arrow runs
 // from the action that made the value to the action that uses it. On its way are the send and its
-// receive (flow events s, t, t, f of one id). Times are microseconds.
-[[nodiscard]] std::string trace_json(std::span<const TraceProcess> processes);
+// receive (flow events s, t, t, f of one id). Times are microseconds. `clocks` are written beside
+// the events, in "otherData". They are empty if all ranks have one clock.
+[[nodiscard]] std::string trace_json(std::span<const TraceProcess> processes,
+                                     std::span<const TraceClock> clocks = {});
 
 }  // namespace dynmo::observe

@@ -164,6 +164,16 @@ TEST_F(RunHistoryOfAFolder, CountsWhatEventsTell) {
   EXPECT_EQ(found.over_steps().moved_bytes, undisturbed().over_steps().moved_bytes + Bytes(70));
 }
 
+TEST_F(RunHistoryOfAFolder, HasTheErrorOfTheNewestTrace) {
+  start(2);
+  write(0, 0, kSteps);
+  EXPECT_EQ(read().clock_error_s(), std::nullopt);
+  note("clocks", 30, {{"error_s", 0.5}, {"ranks", Json::array()}});
+  EXPECT_EQ(read().clock_error_s(), 0.5);
+  start(2);  // resumed
+  EXPECT_EQ(read().clock_error_s(), std::nullopt);
+}
+
 TEST_F(RunHistoryOfAFolder, NamesALineThatIsNoEventOfItsKind) {
   write(0, 0, kSteps);
   note("loss", 3, {{"lost", "all"}});

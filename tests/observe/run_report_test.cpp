@@ -112,6 +112,19 @@ TEST(RunReport, SaysWhatSourcesDidLast) {
   }
 }
 
+TEST(RunReport, SaysTheErrorOfSeveralClocks) {
+  Summary summary = one_run();
+  const RunCurves curves{{0.1}, {0.3}};
+  const auto count = [&] {
+    const auto lines = report_lines(summary, std::span(&curves, 1), "a");
+    return std::ranges::count(
+        lines, "clocks     of several hosts; times in the trace are right within 5.25 ms");
+  };
+  EXPECT_EQ(count(), 0);
+  summary.runs[0].clock_error_s = 5.25e-3;
+  EXPECT_EQ(count(), 1);
+}
+
 TEST(RunReport, OfTwoRunsFitsAScreenAndExplainsItsWords) {
   Summary summary;
   summary.runs = {run_summary("static"), run_summary("balanced")};

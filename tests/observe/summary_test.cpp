@@ -28,6 +28,7 @@ RunSummary run(const std::string& name, double step_time_s) {
   summary.validation_step = 10;
   summary.validation_loss = 3.5;
   summary.generation_loss = 3.625;
+  summary.clock_error_s = 0.0125;
   summary.migrations = 2;
   summary.moved_layers = 7;
   summary.moved_bytes = Bytes{1 << 20};

@@ -241,5 +241,19 @@ TEST(Trace, ProcessesAreNamedAndAnyNameIsValid) {
   EXPECT_TRUE(parse_json(trace_json({}), "empty"));
 }
 
+TEST(Trace, SaysTheClocksBesideItsEvents) {
+  const std::vector<TraceProcess> processes = {
+      {.name = "a", .steps = {{.step = 0, .timeline = simulated(2, 1)}}}};
+  const Json one = parsed(processes);
+  EXPECT_FALSE(one.contains("otherData"));
+  const std::vector<TraceClock> clocks = {{}, {.offset_s = 3.25, .error_s = 0.5}, {-1, 0.25}};
+  const auto several = parse_json(trace_json(processes, clocks), "trace");
+  ASSERT_TRUE(several) << several.error().message;
+  EXPECT_EQ((*several)["traceEvents"], one["traceEvents"]);
+  EXPECT_EQ((*several)["otherData"]["clocks"],
+            Json::parse(R"({"error_s": 0.5, "ranks": [{"offset_s": 0.0, "error_s": 0.0},
+                {"offset_s": 3.25, "error_s": 0.5}, {"offset_s": -1.0, "error_s": 0.25}]})"));
+}
+
 }  // namespace
 }  // namespace dynmo::observe

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import unittest
 
@@ -193,6 +194,15 @@ class HtmlReport(RunCase):
             self.assertEqual(head["moves"].split(",")[0], str(len(moved)))
         tables_named = {name for chart in document["charts"] for name in chart["tables"]}
         self.assertLessEqual(tables_named, set(tables_of(document["runs"][0])))
+
+    def test_the_error_of_several_clocks_is_in_the_head(self):
+        run = self.folder / "clocks"
+        shutil.copytree(self.folder / self.run_name, run)
+        summary = json.loads((run / "summary.json").read_text())
+        summary["runs"][1]["clock_error_s"] = 5.25e-3
+        (run / "summary.json").write_text(json.dumps(summary))
+        heads = [dict(told["head"]) for told in self.document(str(run))[0]["runs"]]
+        self.assertEqual([head.get("clocks") for head in heads], [None, "of several hosts; times in the trace are right within 5.25 ms"])
 
     def test_lost_ranks_and_exits_are_tables_and_in_the_head(self):
         document, page = self.document(str(survivor_run(self.folder / "survivor")))
