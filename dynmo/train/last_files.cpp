@@ -4,7 +4,6 @@
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/train/setup/emulation.h"
-#include "dynmo/train/traces.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
@@ -18,22 +17,26 @@ Expected<void> note_full_disk(const Expected<void>& written, std::vector<std::st
 
 }  // namespace
 
-Expected<std::vector<std::string>> write_last_files(transport::Transport& group,
-                                                    const GroupRun& part, const RunLog& log,
-                                                    const config::Config& config) {
-  std::vector<std::string> lines;
+Expected<LastFiles> write_last_files(transport::Transport& group, const GroupRun& part,
+                                     const RunLog& log, const config::Config& config,
+                                     std::span<const transport::ClockFit> clocks) {
+  LastFiles files;
   const transport::Tag tag = transport::control_tag(transport::Control::kTraces);
-  DYNMO_TRY(note_full_disk(
-      write_trace(group, tag, log.traces(), static_cast<int>(config.pipeline.replicas),
-                  emulates(config) ? "emulated" : "measured", log.folder().trace()),
-      lines));
+  DYNMO_ASSIGN(JointTrace trace, gather_traces(group, tag, log.traces(), clocks));
+  if (!trace.ranks.empty()) {
+    DYNMO_TRY(note_full_disk(
+        write_trace(trace, static_cast<int>(config.pipeline.replicas),
+                    emulates(config) ? "emulated" : "measured", log.folder().trace()),
+        files.lines));
+  }
+  files.clocks = std::move(trace.clocks);
   const auto costs = part.pipeline().costs();
-  if (group.rank() != transport::Member(0) || !costs) return lines;
+  if (group.rank() != transport::Member(0) || !costs) return files;
   Json profile = cost::profile_json(*costs);
   if (emulates(config)) profile["emulated"] = true;
-  DYNMO_TRY(
-      note_full_disk(write_file_durably(log.folder().profile(), profile.dump(2) + "\n"), lines));
-  return lines;
+  DYNMO_TRY(note_full_disk(write_file_durably(log.folder().profile(), profile.dump(2) + "\n"),
+                           files.lines));
+  return files;
 }
 
 }  // namespace dynmo::train

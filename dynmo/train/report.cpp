@@ -89,6 +89,7 @@ observe::RunSummary summarize(const observe::RunHistory& run, int ranks) {
     summary.validation_loss = validation->loss;
     summary.generation_loss = validation->generation_loss;
   }
+  summary.clock_error_s = run.clock_error_s();
   summary.sources = run.sources();
   summary.migrations = run.moves();
   const PredictionError error = prediction_error(run);

@@ -189,8 +189,14 @@ void Run::write_cluster() const {
 }
 
 Expected<void> Run::finish() {
+  // Before any file is written, because errors grow with the time since a measurement.
+  DYNMO_ASSIGN(const auto last, read_clocks());
+  std::vector<transport::ClockFit> clocks;
+  for (std::size_t rank = 0; rank < last.size(); ++rank) {
+    clocks.push_back({.first = group_.clocks[rank], .last = last[rank]});
+  }
   for (Lane& lane : lanes_) {
-    DYNMO_TRY(finish(lane));
+    DYNMO_TRY(finish(lane, clocks));
     const std::int64_t step = lane.group->pipeline().next_step();
     if (step == config().train.steps) lane.log->event("end", step);
   }
@@ -211,7 +217,7 @@ Expected<void> Run::finish() {
   return {};
 }
 
-Expected<void> Run::finish(Lane& lane) {
+Expected<void> Run::finish(Lane& lane, std::span<const transport::ClockFit> clocks) {
   if (Checkpointer* checkpoints = lane.group->checkpoints()) {
     if (config().checkpoint.every > 0 || checkpoints->active()) DYNMO_TRY(finish_checkpoint(lane));
     if (elasticity_) elasticity_->answer_checkpoints(*lane.group);
@@ -221,9 +227,13 @@ Expected<void> Run::finish(Lane& lane) {
   if (!missing.empty()) say(missing);
   DYNMO_TRY(note_traffic(lane, lane.traffic->end(world(), *lane.group)));
   if (!closed.load_trace.empty()) say(closed.load_trace);
-  DYNMO_ASSIGN(const auto lines,
-               write_last_files(world(), *lane.group, *lane.log, config_of(lane)));
-  for (const std::string& line : lines) say(line);
+  DYNMO_ASSIGN(const LastFiles files,
+               write_last_files(world(), *lane.group, *lane.log, config_of(lane), clocks));
+  for (const std::string& line : files.lines) say(line);
+  if (!files.clocks.empty()) {
+    lane.log->event("clocks", lane.group->pipeline().next_step(),
+                    observe::clocks_json(files.clocks));
+  }
   return {};
 }
 

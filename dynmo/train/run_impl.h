@@ -20,6 +20,7 @@
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/elastic/recovery.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/process/clock_id.h"
 #include "dynmo/train/elasticity.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/losses.h"
@@ -31,6 +32,7 @@
 #include "dynmo/train/snapshots.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/train/traffic_intervals.h"
+#include "dynmo/transport/clocks.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/grid.h"
 #include "dynmo/transport/tags.h"
@@ -90,6 +92,7 @@ class Run {
     std::optional<transport::Grid> grid = {};  // none: between two groups
     bool leads = false;                        // this is its rank 0, which prints for the run
     bool alone = false;                        // no group: it did not meet the others again
+    std::vector<transport::ClockReading> clocks = {};  // by rank, at the beginning
   };
   // The locks of the run's folder. Those of an earlier leader are free after its process has ended.
   struct Locks {
@@ -143,6 +146,10 @@ class Run {
       done_.members = std::max(done_.members, member.number + 1);
     }
   }
+  // Compares the clocks of all ranks, for the trace of the group.
+  Expected<std::vector<transport::ClockReading>> read_clocks() const {
+    return transport::read_clocks(world(), {.id = process::steady_clock_id(), .now_ns = now_ns});
+  }
   bool first_rank() const { return group_.leads; }
   void say(std::string_view text) const {
     if (first_rank()) reporter_.line(text);
@@ -183,7 +190,7 @@ class Run {
   void write_cluster() const;
   void say_start() const;
   Expected<void> finish();
-  Expected<void> finish(Lane& lane);
+  Expected<void> finish(Lane& lane, std::span<const transport::ClockFit> clocks);
   Expected<void> report();
 
   // Functions of run_steps.cpp: steps, and the work between them.

@@ -13,6 +13,7 @@
 namespace dynmo::train {
 
 Expected<void> Run::advance_all() {
+  DYNMO_ASSIGN(group_.clocks, read_clocks());
   for (std::int64_t step = done_.first; step < config().train.steps; ++step) {
     bool asked = false;
     if (elasticity_) DYNMO_TRY(take_snapshot(lanes_.front(), step));
@@ -165,9 +166,11 @@ Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) 
   lane.log->begin_group();
   snapshots_.begin_group();
   lane.traffic->begin(*lane.group);
-  if (!next.done) return true;
-  write_cluster();
-  note_members();
+  if (next.done) {
+    write_cluster();
+    note_members();
+  }
+  DYNMO_ASSIGN(group_.clocks, read_clocks());
   return true;
 }
 

@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/core/files.h"
-#include "dynmo/observe/trace.h"
 #include "dynmo/schedule/lowering.h"
 #include "dynmo/transport/gather.h"
 
@@ -99,7 +100,42 @@ void end_sends_with_their_receives(schedule::Timeline& timeline) {
   }
 }
 
-// One clock for the step: every rank's actions relative to the first rank to start.
+// Puts the times of a rank on the clock of rank 0.
+class ToFirstClock {
+ public:
+  explicit ToFirstClock(const transport::ClockFit& clock) : clock_(clock) {}
+
+  void convert(StepTrace& step) {
+    const std::int64_t start_ns = converted(step.start_ns);
+    for (schedule::TimedAction& action : step.actions) {
+      for (Nanoseconds* time : {&action.start, &action.end}) {
+        *time = Nanoseconds{converted(step.start_ns + time->count()) - start_ns};
+      }
+    }
+    for (TraceSpan& span : step.spans) {
+      span.start_ns = converted(span.start_ns);
+      span.end_ns = converted(span.end_ns);
+    }
+    step.start_ns = start_ns;
+  }
+  // Returns the clock with the largest error of all times so far.
+  [[nodiscard]] observe::TraceClock clock() const {
+    return {.offset_s = to_seconds(Nanoseconds{clock_.last.offset_ns}),
+            .error_s = to_seconds(Nanoseconds{error_ns_})};
+  }
+
+ private:
+  std::int64_t converted(std::int64_t time_ns) {
+    const transport::ClockReading reading = clock_.at(time_ns);
+    error_ns_ = std::max(error_ns_, reading.error_ns);
+    return time_ns - reading.offset_ns;
+  }
+
+  const transport::ClockFit& clock_;
+  std::int64_t error_ns_ = 0;
+};
+
+// One start for the step: every rank's actions relative to the first rank to start.
 observe::TracedStep traced(const std::vector<std::vector<StepTrace>>& ranks, std::size_t i) {
   std::int64_t start = ranks[0][i].start_ns;
   for (const auto& rank : ranks) {
@@ -147,13 +183,28 @@ StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns) {
   return trace;
 }
 
-Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
-                           const std::deque<StepTrace>& mine, int replicas, const std::string& name,
-                           const std::filesystem::path& path) {
+Expected<JointTrace> gather_traces(transport::Transport& transport, transport::Tag tag,
+                                   const std::deque<StepTrace>& mine,
+                                   std::span<const transport::ClockFit> clocks) {
+  DYNMO_CHECK(std::ssize(clocks) == transport.size(), "clocks of {} ranks, got {}",
+              transport.size(), clocks.size());
   DYNMO_ASSIGN(const auto texts, transport::gather_texts(transport, tag, encode(mine)));
-  if (transport.rank() != transport::Member(0) || mine.empty()) return {};
-  std::vector<std::vector<StepTrace>> ranks;
-  for (const std::string& text : texts) ranks.push_back(decode(text));
+  JointTrace joint;
+  if (transport.rank() != transport::Member(0) || mine.empty()) return joint;
+  const bool is_one = std::ranges::all_of(clocks, &transport::ClockFit::is_shared);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    auto& steps = joint.ranks.emplace_back(decode(texts[rank]));
+    if (is_one) continue;
+    ToFirstClock clock(clocks[rank]);
+    for (StepTrace& step : steps) clock.convert(step);
+    joint.clocks.push_back(clock.clock());
+  }
+  return joint;
+}
+
+Expected<void> write_trace(const JointTrace& trace, int replicas, const std::string& name,
+                           const std::filesystem::path& path) {
+  const auto& ranks = trace.ranks;
   std::vector<observe::TraceProcess> processes;
   const std::ptrdiff_t size = std::ssize(ranks) / replicas;
   for (int replica = 0; replica < replicas; ++replica) {
@@ -163,7 +214,7 @@ Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
     process.name = replicas > 1 ? fmt::format("{}, replica {}", name, replica) : name;
     for (std::size_t i = 0; i < own[0].size(); ++i) process.steps.push_back(traced(own, i));
   }
-  return write_file_durably(path, observe::trace_json(processes));
+  return write_file_durably(path, observe::trace_json(processes, trace.clocks));
 }
 
 }  // namespace dynmo::train

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The last steps of all ranks as one Perfetto trace, in the simulator's format.
+// The last steps of all ranks as one Perfetto trace, in the simulator's format. Its times are those
+// of rank 0's clock.
 
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/observe/trace.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/schedule.h"
+#include "dynmo/transport/clocks.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -24,7 +29,7 @@ struct TraceSpan {
   std::int64_t end_ns = 0;
 };
 
-// One step of one rank. `start_ns` is the steady clock, which ranks of one host share.
+// One step of one rank. `start_ns` is its steady clock.
 struct StepTrace {
   std::int64_t step = 0;
   std::int64_t start_ns = 0;
@@ -35,11 +40,22 @@ struct StepTrace {
 // Returns the trace of a step that began at `begin_ns` (steady clock) with balancing.
 [[nodiscard]] StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns);
 
-// Writes the trace. All ranks call it with the same steps, and rank 0 writes the file. Each replica
-// is a process called `name`, and its ranks are neighbours. A send is drawn until its receiver has
-// the message, because that is the relevant time.
-[[nodiscard]] Expected<void> write_trace(transport::Transport& transport, transport::Tag tag,
-                                         const std::deque<StepTrace>& mine, int replicas,
+// The traces of all ranks on one clock.
+struct JointTrace {
+  std::vector<std::vector<StepTrace>> ranks;  // empty: nothing was traced, or this is not rank 0
+  std::vector<observe::TraceClock> clocks;    // by rank; empty: all have one clock
+};
+
+// Gathers the traces at rank 0. All ranks call it with the same steps. `clocks` are those of the
+// ranks. Times of a shared clock stay as they are.
+[[nodiscard]] Expected<JointTrace> gather_traces(transport::Transport& transport,
+                                                 transport::Tag tag,
+                                                 const std::deque<StepTrace>& mine,
+                                                 std::span<const transport::ClockFit> clocks);
+
+// Writes the trace. Each replica is a process called `name`, and its ranks are neighbours. A send
+// is drawn until its receiver has the message, because that is the relevant time.
+[[nodiscard]] Expected<void> write_trace(const JointTrace& trace, int replicas,
                                          const std::string& name,
                                          const std::filesystem::path& path);
 
