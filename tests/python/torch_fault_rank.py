@@ -30,7 +30,7 @@ PLACES = {
     "forward": (step.Step, "_forward"),
     "backward": (step.Step, "_backward"),
     "exchange": (ranks.Ranks, "sum"),
-    "vote": (move.Mover, "_vote"),
+    "vote": (move.Mover, "vote"),
     "move": (move.Mover, "_exchange"),
 }
 

@@ -27,15 +27,15 @@ PLACES = {
     "backward": (step.Step, "_backward"),
     "exchange": (ranks.Ranks, "sum"),
     "snapshot": (move.Mover, "_exchange"),
-    "vote": (move.Mover, "_vote"),
+    "vote": (move.Mover, "vote"),
     "restore": (snapshots.Snapshots, "restore"),
     "new group": (ranks.Ranks, "reform"),
 }
 
 
-def kill_here():
+def kill_here(how=signal.SIGKILL):
     print(f"killed {time.monotonic()}", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), how)
 
 
 def kill_in(place, now, step):
@@ -51,9 +51,9 @@ def kill_in(place, now, step):
     setattr(owner, name, call)
 
 
-def kill_pair(folder, rank):
-    """Kills the next rank, then this one, before the others can go on without the first."""
-    os.kill(int((folder / f"pid-{rank + 1}").read_text(encoding="utf-8")), signal.SIGKILL)
+def kill_with(folder, other):
+    """Kills another rank, then this one, before the others can go on without the first."""
+    os.kill(int((folder / f"pid-{other}").read_text(encoding="utf-8")), signal.SIGKILL)
     kill_here()
 
 
@@ -67,7 +67,8 @@ def train(case, folder, rank):
     model = torch_cases.make_model(case)
     optimizer = torch_cases.make_optimizer(case, model.parameters())
     scheduler = torch_cases.make_scheduler(optimizer)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance=False)
+    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance=False,
+                       replicas=case.get("replicas", 1))
     survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note)
     now = [-1]
     kills = [tuple(kill) for kill in case["kills"]]
@@ -79,11 +80,13 @@ def train(case, folder, rank):
         now[0] = number
         if (rank, number, "step") in kills:
             kill_here()
-        if (rank, number, "pair") in kills:
-            kill_pair(folder, rank)
+        if (rank, number, "stopped") in kills:
+            kill_here(signal.SIGSTOP)
+        for other in (other for victim, step, other in kills if (victim, step) == (rank, number) and isinstance(other, int)):
+            kill_with(folder, other)
         torch_cases.freeze_or_thaw(case, model, number)
         print(f"step {number} {time.monotonic()}", flush=True)
-        losses = [pipe.step(**torch_cases.batch_of(case, number)).item()]
+        losses = [pipe.step(**torch_cases.batches_of(case, number)[pipe.replica]).item()]
         if case.get("clip"):
             losses.insert(0, pipe.clip_grad_norm_(case["clip"]).item())
         optimizer.step()
@@ -94,7 +97,7 @@ def train(case, folder, rank):
         return losses
 
     if case.get("resume"):
-        pipe.step(**torch_cases.batch_of(case, 0))
+        pipe.step(**torch_cases.batches_of(case, 0)[pipe.replica])
         optimizer.zero_grad()
         pipe.load(case["resume"])
         scheduler.last_epoch = pipe.steps
@@ -143,7 +146,13 @@ def run(case, folder):
 
     children = [forked(lambda rank=rank: rank_of(rank), folder / f"rank-{rank}.txt") for rank in range(case["ranks"])]
     children += [forked(plainly, folder / "plain.txt")] if case.get("plain") else []
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    stopped = [victim for victim, _, place in case["kills"] if place == "stopped"]
+    codes = {}
+    for rank in sorted(range(len(children)), key=lambda rank: rank in stopped):  # the others end without those
+        if rank in stopped:
+            os.kill(children[rank], signal.SIGCONT)
+        codes[rank] = os.waitstatus_to_exitcode(os.waitpid(children[rank], 0)[1])
+    return [codes[rank] for rank in range(len(children))]
 
 
 def main():

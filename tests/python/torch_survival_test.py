@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 import unittest
 
 import torch
@@ -13,6 +14,7 @@ import dynmo
 import dynmo.torch as dt
 from drawn import drawn
 from dynmo.torch import snapshots
+from dynmo.torch.layers import Layer
 from torch_support import HERE, RankCase, environment
 
 PLACES = ("step", "forward", "backward", "exchange", "snapshot")
@@ -35,7 +37,7 @@ class Survival(RankCase):
         cases = [
             {**BASE, "name": "middle and last", "plain": True, "kills": [[1, second, places[0]], [2, third, places[1]]]},
             {**BASE, "name": "first", "schedule": "zb-h1", "every": 2, "kills": [[0, third, places[2]]]},
-            {**BASE, "name": "neighbours", "every": 1, "save_at": 3, "kills": [[1, 5, "pair"]]},
+            {**BASE, "name": "neighbours", "every": 1, "save_at": 3, "kills": [[1, 5, 2]]},
             {**BASE, "name": "resumed", "ranks": 2, "kills": [], "resume": str(self.folder / "neighbours" / "checkpoint")},
         ]
         codes = run(self.folder, cases)
@@ -43,15 +45,62 @@ class Survival(RankCase):
         for case, ended in zip(cases[:2], codes):
             with self.subTest(**case):
                 victims = {victim for victim, _, _ in case["kills"]}
-                folder = self.folder / case["name"]
-                said = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.txt"))
-                self.assertEqual(ended[:3], [-signal.SIGKILL if rank in victims else 0 for rank in range(3)], said)
-                self.assert_same(wanted, [torch.load(folder / f"rank-{rank}.pt") for rank in range(3) if rank not in victims])
+                self.assertEqual(ended[:3], [-signal.SIGKILL if rank in victims else 0 for rank in range(3)], self.said(case))
+                self.assert_same(wanted, [self.result(case, rank) for rank in range(3) if rank not in victims])
         self.assert_end_of_neighbours(codes[2])
         self.assertEqual(codes[3], [0, 0])
         parts = [torch.load(self.folder / "resumed" / f"rank-{rank}.pt") for rank in range(2)]
         done = 2 * (cases[2]["save_at"] + 1)  # a norm and a loss each step
         self.assert_same({**wanted, "losses": wanted["losses"][done:]}, parts)
+
+    def said(self, case):
+        return "\n".join(path.read_text(encoding="utf-8") for path in sorted((self.folder / case["name"]).glob("*.txt")))
+
+    def result(self, case, rank):
+        return torch.load(self.folder / case["name"] / f"rank-{rank}.pt")
+
+    def test_replicas_go_on_from_each_other(self):
+        base, places = {**BASE, "ranks": 4, "replicas": 2}, drawn(PLACES, 2, "the places of losses")
+        cases = [
+            {**base, "name": "one of each", "plain": True, "kills": [[1, 2, places[0]], [2, 4, places[1]]]},
+            {**base, "name": "a whole one", "every": 2, "kills": [[0, 3, 1]]},
+            {**base, "name": "too few", "every": 1, "kills": [[3, 2, "step"], [0, 3, "step"], [1, 5, "step"]]},
+            {**base, "name": "the same layers", "kills": [[1, 3, 3]]},
+        ]
+        codes = run(self.folder, cases)
+        wanted = torch.load(self.folder / "one of each" / "plain.pt")
+        for case, ended, left in zip(cases, codes, ([0, 3], [2, 3])):
+            with self.subTest(**case):
+                self.assertEqual(ended[:4], [0 if rank in left else -signal.SIGKILL for rank in range(4)], self.said(case))
+                for rank in left:  # a replica each
+                    self.assert_same(wanted, [self.result(case, rank)])
+        self.assertEqual(codes[2], [-signal.SIGKILL, -signal.SIGKILL, 1, -signal.SIGKILL], self.said(cases[2]))
+        self.assertIn("lost ranks: 0, 1, 3; 1 are left for 2 replicas; start again from the newest checkpoint", self.said(cases[2]))
+        self.assertEqual(codes[3], [1, -signal.SIGKILL, 1, -signal.SIGKILL], self.said(cases[3]))
+        self.assertIn("lost ranks: 1, 3, and with them all copies of layer", self.said(cases[3]))
+
+    def test_layers_are_a_snapshot_until_they_are_updated(self):
+        module = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)])
+        layers = [Layer(str(index), dict(part.named_parameters()), dict(part.named_buffers())) for index, part in enumerate(module)]
+        ranks = types.SimpleNamespace(replicas=2)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        begun = [0]
+        held = snapshots.Snapshots(types.SimpleNamespace(layers=layers, module=module), ranks, None, optimizer, [], 0, lambda: begun[0])
+        changes = (
+            lambda: begun.append(begun.pop() + 1),
+            lambda: module[1].running_mean.add_(1),
+            lambda: module[0].weight.detach().add_(1),
+        )
+        self.assertEqual(held.holdings(), {})
+        for step, change in enumerate(changes):
+            held.note("a plan", step)
+            self.assertEqual(held.holdings(), {(step, snapshots.LIVE): [0, 1]})
+            change()
+            self.assertEqual(held.holdings(), {})
+        ranks.replicas = 1
+        held.clear()
+        held.note("a plan", 9)
+        self.assertEqual(held.holdings(), {})
 
     def assert_end_of_neighbours(self, codes):
         folder = self.folder / "neighbours"
@@ -64,17 +113,33 @@ class Survival(RankCase):
         )
 
     def test_the_newest_snapshot_that_all_hold_is_chosen(self):
-        old, new = (0, 4), (0, 8)
-        owners = [0, 1, 2]
-        # Rank 1 is lost. Rank 0 has heard the vote on the newer snapshot, and rank 2 has not.
-        told = [{new: (owners, [0, 2])}, {old: (owners, [1, 2]), new: (owners, [1, 2])}]
-        self.assertEqual(snapshots.choose(told, [0, 2]), (new, [0, 2, 2]))
-        # Rank 2 lacks the newer one.
-        told = [{old: (owners, [0, 2]), new: (owners, [0, 2])}, {old: (owners, [1, 2])}]
-        self.assertEqual(snapshots.choose(told, [0, 2]), (old, [0, 2, 2]))
+        old, new, live = (4, 0), (8, 0), (8, snapshots.LIVE)
+        # A rank of three is lost. The first has heard the vote on the newer snapshot, and the second has not.
+        told = [{new: [0, 2]}, {old: [1, 2], new: [1, 2]}]
+        self.assertEqual(snapshots.choose(told, 3), (new, [[0], [1], [0, 1]]))
+        # The second lacks the newer one.
+        told = [{old: [0, 2], new: [0, 2]}, {old: [1, 2]}]
+        self.assertEqual(snapshots.choose(told, 3), (old, [[0], [1], [0, 1]]))
+        # The layers themselves are the newest, but one has begun to update them.
+        told = [{old: [0, 1], new: [0, 1], live: [0, 1]}, {new: [2], live: [2]}]
+        self.assertEqual(snapshots.choose(told, 3), (live, [[0], [0], [1]]))
+        del told[1][live]
+        self.assertEqual(snapshots.choose(told, 3), (new, [[0], [0], [1]]))
         # Neighbours are lost.
-        self.assertIsNone(snapshots.choose([{old: (owners, [0, 2])}], [0]))
-        self.assertIsNone(snapshots.choose([{}, {}], [0, 2]))
+        self.assertIsNone(snapshots.choose([{old: [0, 2]}], 3))
+        self.assertIsNone(snapshots.choose([{}, {}], 3))
+
+    def test_layers_come_from_the_holders_with_the_least_to_send(self):
+        transfers = snapshots.transfers_of([[0, 1], [0, 1], [2]], [0, 0, 1], [[0, 2], [1, 3], [4, 5]], [10, 10, 10])
+        self.assertEqual([(one.layer, one.source, one.target) for one in transfers], [(0, 0, 4), (1, 1, 4), (2, 2, 3), (2, 2, 5)])
+
+    def test_replicas_that_are_left_have_as_many_ranks(self):
+        rows = [[0, 1, 2], [3, 4, 5]]
+        self.assertEqual(snapshots.rows_of(rows, [0, 1, 2, 3, 4]), [[0, 1, 2], [3, 4]])  # the first has a spare rank
+        self.assertEqual(snapshots.rows_of(rows, [0, 1, 2, 5]), [[0, 1], [3, 2]])
+        self.assertEqual(snapshots.rows_of(rows, [3, 4, 5]), [[2], [0, 1]])
+        self.assertEqual(snapshots.rows_of(rows, [2, 5]), [[0], [1]])
+        self.assertIsNone(snapshots.rows_of(rows, [2]))
 
     def test_settings_that_it_refuses(self):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))

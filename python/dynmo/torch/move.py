@@ -2,6 +2,7 @@
 """Moves layers between ranks: copy, compare digests, vote, commit. Until the vote the old plan is complete."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Optional
@@ -29,6 +30,15 @@ class Moved:
     done: bool
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """A layer that is copied from a rank to another, by their numbers in torch.distributed."""
+
+    layer: int
+    source: int
+    target: int
+
+
 @dataclass
 class _Arriving:
     """A layer on its way to this rank, each message with its tensor."""
@@ -50,7 +60,7 @@ class Mover:
         before, after = old.owners, new.owners
         arrived, heads = self.copy(before, after, new)
         changed = tuple(heads)
-        if not self._vote(arrived is not None):
+        if not self.vote(arrived is not None):
             return Moved(0, perf_counter() - start, changed, False)
         assert arrived is not None
         for layer in changed:
@@ -66,14 +76,26 @@ class Mover:
         self, before: list[int], after: list[int], plan: Plan
     ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
         """Copies layers of the ranks `before` to those `after`; what has arrived here, None where a digest differs; heads of all that moved."""
-        changed = [layer for layer in range(len(before)) if before[layer] != after[layer]]
+        row = self._ranks.layout[self._ranks.replica]
+        transfers = [
+            Transfer(layer, row[first], row[then]) for layer, (first, then) in enumerate(zip(before, after)) if first != then
+        ]
         contents = {
-            layer: state.content_of(self._split.layers[layer], self._optimizer)
-            for layer in changed
-            if before[layer] == self._ranks.rank
+            transfer.layer: state.content_of(self._split.layers[transfer.layer], self._optimizer)
+            for transfer in transfers if transfer.source == self._ranks.number
         }
+        return self.carry(transfers, contents, plan)
+
+    def carry(
+        self, transfers: Sequence[Transfer], contents: dict[int, state.Content], plan: Plan
+    ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
+        """Sends `contents` by layer, as `transfers` says; what has arrived here, None where a digest differs; heads of all that moved.
+
+        Replicas may have transfers of their own, but of the same layers.
+        """
+        changed = sorted({transfer.layer for transfer in transfers})
         heads = self._agree(plan, {layer: state.head_of(content) for layer, content in contents.items()}, changed)
-        return self._exchange(before, after, changed, contents, heads), {layer: heads[layer] for layer in changed}
+        return self._exchange(transfers, contents, heads), {layer: heads[layer] for layer in changed}
 
     def _agree(self, new: Plan, own: dict[int, state.Head], changed: list[int]) -> dict[int, state.Head]:
         """What every moving layer holds, told to all; refused where ranks have other plans or a layer cannot be moved."""
@@ -92,27 +114,31 @@ class Mover:
         return heads
 
     def _exchange(
-        self, before: list[int], after: list[int], changed: list[int], contents: dict[int, state.Content], heads: dict[int, state.Head]
+        self, transfers: Sequence[Transfer], contents: dict[int, state.Content], heads: dict[int, state.Head]
     ) -> Optional[dict[int, state.Content]]:
         """What has arrived, by layer; None where a digest differs."""
         incoming = []
-        for layer in changed:
-            if after[layer] == self._ranks.rank:
+        targets: dict[int, list[tuple[int, int]]] = {}  # replica and position, of what this rank sends
+        for transfer in transfers:
+            layer = transfer.layer
+            if transfer.target == self._ranks.number:
                 content, tensors = state.room_for(heads[layer], DIGEST_BYTES)
-                messages = [self._ranks.receive(tensor, before[layer], _tag(layer, number)) for number, tensor in enumerate(tensors)]
+                replica, rank = self._ranks.place_of(transfer.source)
+                messages = [self._ranks.receive(tensor, rank, _tag(layer, number), replica) for number, tensor in enumerate(tensors)]
                 incoming.append(_Arriving(layer, content, messages))
+            if transfer.source == self._ranks.number:
+                targets.setdefault(layer, []).append(self._ranks.place_of(transfer.target))
         outgoing = []
-        for layer in changed:
-            if layer in contents:
-                digests = []
-                *large, packed = state.messages_of(contents[layer], heads[layer], DIGEST_BYTES)
-                for number, tensor in enumerate(large):
-                    outgoing.append(self._ranks.send(tensor, after[layer], _tag(layer, number)))
-                    digests.append(checks.content_digest(tensor))
-                digests.append(checks.content_digest(packed[:-DIGEST_BYTES]))
-                packed[-DIGEST_BYTES:] = checks.content_digest(torch.cat(digests))
-                self._damage(layer, packed)
-                outgoing.append(self._ranks.send(packed, after[layer], _tag(layer, len(large))))
+        for layer, places in targets.items():
+            digests = []
+            *large, packed = state.messages_of(contents[layer], heads[layer], DIGEST_BYTES)
+            for number, tensor in enumerate(large):
+                outgoing += [self._ranks.send(tensor, rank, _tag(layer, number), replica) for replica, rank in places]
+                digests.append(checks.content_digest(tensor))
+            digests.append(checks.content_digest(packed[:-DIGEST_BYTES]))
+            packed[-DIGEST_BYTES:] = checks.content_digest(torch.cat(digests))
+            self._damage(layer, packed)
+            outgoing += [self._ranks.send(packed, rank, _tag(layer, len(large)), replica) for replica, rank in places]
         arrived: Optional[dict[int, state.Content]] = {}
         for part in incoming:
             digests = [checks.content_digest(message.wait()) for message in part.messages[:-1]]
@@ -130,7 +156,7 @@ class Mover:
     def _damage(self, layer: int, packed: torch.Tensor) -> None:
         """Tests damage bytes here."""
 
-    def _vote(self, yes: bool) -> bool:
+    def vote(self, yes: bool) -> bool:
         return bool(self._ranks.sum(torch.tensor([0.0 if yes else 1.0], dtype=torch.float64))[0] == 0)
 
 

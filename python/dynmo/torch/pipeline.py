@@ -412,7 +412,8 @@ class Pipeline:
         if balancer is not None:
             balancer.times.add_schedule(self._schedule_s)
             balancer.times.settle()
-            own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, contexts[0])
+            if self.rank < self.ranks:
+                own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, contexts[0])
             own.tokens = self._tokens
         told = exchange(self._ranks, len(contexts), len(self._split.layers), own, whole=balancer is not None)
         if balancer is not None:

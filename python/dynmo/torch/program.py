@@ -117,7 +117,7 @@ def make_program(plan: Plan, rank: int, micro_batches: int, frozen_layers: int) 
     rows = [[_read_action(text) for text in row] for row in schedule.rows]
     if plan.order:
         _check_sums(rows)
-    return Program(plan.stages, frozen, micro_batches, tuple(rows[rank]))
+    return Program(plan.stages, frozen, micro_batches, tuple(rows[rank]) if rank < plan.ranks else ())  # a spare rank has none
 
 
 def _read_action(text: str) -> Action:

@@ -109,7 +109,7 @@ class Ranks:
             with self._sockets.opening():
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
             self._places = self.gather((socket.gethostname(), os.getpid()))
-        self._layout = [list(range(self.world))]  # numbers by replica and position
+        self._lay_out([list(range(self.world))])
 
     def divide(self, replicas: Replicas) -> None:
         """Makes replicas of these ranks, before the first message; called with the same value by all."""
@@ -123,9 +123,22 @@ class Ranks:
             raise BadInputError(
                 f"replicas: a mesh of {rows}, wanted two dimensions, replicas and the ranks of one, over all {self.world} ranks"
             )
+        self._lay_out(rows)
+
+    def _lay_out(self, rows: list[list[int]]) -> None:
+        """Rows of numbers, by replica and position. Ranks behind the end of the shortest row are spare: they hold no layers."""
         self._layout = rows
         self.replica, self.rank = next((r, row.index(self.number)) for r, row in enumerate(rows) if self.number in row)
-        self.replicas, self.size = len(rows), len(rows[0])
+        self.replicas, self.size = len(rows), min(map(len, rows))
+
+    @property
+    def layout(self) -> list[list[int]]:
+        """Numbers by replica and position."""
+        return [list(row) for row in self._layout]
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """Replica and position of a rank."""
+        return next((replica, row.index(number)) for replica, row in enumerate(self._layout) if number in row)
 
     def close(self) -> None:
         """Ends the group and its threads, and torch.distributed where this has begun it."""
@@ -152,8 +165,11 @@ class Ranks:
                 with contextlib.suppress(RuntimeError):
                     group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
-    def reform(self, number: int, world: int, address: str, port: int, name: str, timeout_s: float, store_s: float) -> None:
-        """Begins torch.distributed again, as `number` of `world`, who meet at a store within `store_s` and call this alike. One replica."""
+    def reform(
+        self, number: int, rows: list[list[int]], address: str, port: int, name: str, timeout_s: float, store_s: float
+    ) -> None:
+        """Begins torch.distributed again, as `number` of the ranks in `rows`, who meet at a store within `store_s` and call this alike."""
+        world = sum(map(len, rows))
         self.drop()
         self._began = True
         self._key = f"{REFUSED_KEY}/{name}"
@@ -170,8 +186,8 @@ class Ranks:
                 self._group = dist.new_group(backend="gloo", timeout=limit) if world > 1 else None
 
         self.guard(begin)
-        self.number, self.world = self.rank, self.size = number, world
-        self._layout = [list(range(world))]
+        self.number, self.world = number, world
+        self._lay_out(rows)
 
     def drop(self) -> None:
         """Ends the group, and torch.distributed with all groups of the process."""

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of all layers as they were before some step, in the memory of two ranks each: the owner and the next rank of the ring.
+"""Copies of all layers as they were before some step, in the memory of at least two ranks each.
 
-A copy of a neighbour's layers travels as a move does, with digests. All ranks vote; whoever hears that all have the new snapshot drops
-the old one. A rank that does not hear it has both, so there is always one snapshot that all survivors hold.
+Without replicas these are the owner and the next rank of the ring: a copy of a neighbour's layers travels as a move does, with digests.
+With replicas each owner of a layer keeps a copy of its own, and no bytes travel. All ranks vote; a rank that hears that all have the new
+snapshot drops the old one. A rank that does not hear it has both, so there is always one snapshot that all survivors hold.
+
+With replicas the layers themselves are the newest snapshot, as long as no rank has begun to update them.
 """
 from __future__ import annotations
 
 import copy
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Optional
@@ -18,42 +21,59 @@ import torch
 from torch import nn
 
 from . import checks, state
-from .layers import Split
-from .move import Mover
+from .layers import Layer, Split
+from .move import Mover, Transfer
 from .program import Plan
 from .ranks import Ranks
 
 SHARE = 0.01  # of a step's time, for snapshots
-Key = tuple[int, int]  # generation of the group, step
+Key = tuple[int, int]  # step, generation of the group
+LIVE = 1 << 30  # instead of a generation: of the layers themselves
+Holding = dict[Key, list[int]]  # the layers that a rank holds, by snapshot
 
 
 @dataclass
-class Slot:
-    """A snapshot as one rank holds it. Owners are members (lines.py), by layer."""
+class Common:
+    """What all ranks have alike between two steps."""
 
     plan: Plan
-    owners: list[int]
-    layers: dict[int, state.Content]  # of this rank, and of the one before it
     groups: list[dict[str, Any]]  # of the optimizer
     kept: list[Any]
     trained: list[bool]
     modes: list[bool]
 
 
-# What a rank tells of a slot: who owned each layer, and which layers it holds.
-Holding = dict[Key, tuple[list[int], list[int]]]
+@dataclass
+class Slot:
+    """A snapshot as one rank holds it."""
+
+    common: Common
+    layers: dict[int, state.Content]
+
+
+@dataclass
+class _Live:
+    """What tells whether layers are still as they were before a step."""
+
+    step: int
+    common: Common
+    updates: int
+    versions: list[int]
 
 
 class Snapshots:
     """Used by the pipeline's thread, by all ranks together."""
 
     def __init__(
-        self, split: Split, ranks: Ranks, mover: Mover, optimizer: Optional[torch.optim.Optimizer], keep: Sequence[Any], every: int
+        self, split: Split, ranks: Ranks, mover: Mover, optimizer: Optional[torch.optim.Optimizer], keep: Sequence[Any], every: int,
+        updates: Callable[[], int],
     ) -> None:
         self._split, self._ranks, self._mover, self._optimizer, self._keep = split, ranks, mover, optimizer, keep
         self._fixed = self.every = every
+        self._updates = updates  # how many the optimizer has begun
         self.cost_s = 0.0  # of the newest, on the slowest rank
         self._slots: dict[Key, Slot] = {}
+        self._live: Optional[_Live] = None
         self._due = 0
         self._taken: Optional[tuple[int, float]] = None  # the step of the newest, and when it was done
 
@@ -61,69 +81,112 @@ class Snapshots:
         return self._ranks.world > 1 and step >= self._due
 
     def holdings(self) -> Holding:
-        return {key: (slot.owners, sorted(slot.layers)) for key, slot in self._slots.items()}
+        found = {key: sorted(slot.layers) for key, slot in self._slots.items()}
+        live = self._live
+        if live is not None and (live.updates, live.versions) == (self._updates(), self._versions()):
+            found[(live.step, LIVE)] = self._here()
+        return found
 
     def clear(self) -> None:
-        self._slots = {}
+        self._slots, self._live = {}, None
         self.restart()
 
     def restart(self) -> None:
         """The group is another one: a snapshot is due, and steps have taken other times."""
         self._due, self._taken = 0, None
 
-    def take(self, generation: int, members: list[int], plan: Plan, step: int) -> None:
+    def note(self, plan: Plan, step: int) -> None:
+        """The layers are as they are before `step`. Other replicas have the same ones, so they may do instead of a snapshot."""
+        if self._ranks.replicas > 1:
+            self._live = _Live(step, self._common(plan), self._updates(), self._versions())
+
+    def take(self, generation: int, plan: Plan, step: int) -> None:
         """Takes a snapshot, and says when the next one is due: `every` steps later, else so that they cost 1 % of the time."""
         begin = perf_counter()
         step_s = (begin - self._taken[1]) / max(1, step - self._taken[0]) if self._taken is not None else 0.0
-        after = [(owner + 1) % self._ranks.size for owner in plan.owners]
-        layers, _ = self._mover.copy(plan.owners, after, plan)
+        layers: Optional[dict[int, state.Content]] = {}
+        if self._ranks.replicas == 1:
+            layers, _ = self._mover.copy(plan.owners, [(owner + 1) % self._ranks.size for owner in plan.owners], plan)
         if layers is not None:
             for index, owner in enumerate(plan.owners):
                 if owner == self._ranks.rank:
                     layers[index] = state.clone_of(state.content_of(self._split.layers[index], self._optimizer))
-            self._slots[(generation, step)] = self._slot(plan, [members[owner] for owner in plan.owners], layers)
+            self._slots[(step, generation)] = Slot(self._common(plan), layers)
         cells = torch.zeros(self._ranks.world, 3, dtype=torch.float64)
         cells[self._ranks.number] = torch.tensor([layers is None, perf_counter() - begin, step_s], dtype=torch.float64)
         failed, cost_s, slowest_s = self._ranks.sum(cells).amax(0).tolist()
         if failed:
-            self._slots.pop((generation, step), None)
+            self._slots.pop((step, generation), None)
             self._due = step + 1
             return
-        self._slots = {(generation, step): self._slots[(generation, step)]}
+        self._slots = {(step, generation): self._slots[(step, generation)]}
         self.cost_s = cost_s
         self.every = self._fixed or (math.ceil(cost_s / (SHARE * slowest_s)) if slowest_s > 0 else 1)
         self._due, self._taken = step + self.every, (step, perf_counter())
 
-    def restore(self, key: Key, sources: list[int], member: int) -> Plan:
-        """Puts back the layers whose source this member is, drops all others, and returns the plan of the snapshot."""
-        slot = self._slots[key]
+    def rewind(self, key: Key) -> Plan:
+        """Drops gradients, puts back what all ranks have alike, and returns the plan of the snapshot."""
+        common = self._slot(key).common
         for layer in self._split.layers:
             for parameter in layer.parameters.values():
                 parameter.grad = None
         if checks.check_free(pair for layer in self._split.layers for pair in layer.parameters.items()):
             gc.collect()  # takes long: only if a graph of the step that failed is still there
-        for index, layer in enumerate(self._split.layers):
-            if sources[index] == member:
-                state.put_back(layer, self._optimizer, slot.layers[index], self._split.device.device)
-            else:
-                state.give_away(layer, self._optimizer)
-        for group, values in zip(self._optimizer.param_groups if self._optimizer is not None else [], slot.groups):
+        for group, values in zip(self._optimizer.param_groups if self._optimizer is not None else [], common.groups):
             group.update(copy.deepcopy(values))
-        for kept, values in zip(self._keep, slot.kept):
+        for kept, values in zip(self._keep, common.kept):
             kept.load_state_dict(copy.deepcopy(values))
-        for parameter, trained in zip(self._parameters(), slot.trained):
+        for parameter, trained in zip(self._parameters(), common.trained):
             parameter.requires_grad_(trained)
-        for module, mode in zip(self._split.module.modules(), slot.modes):
+        for module, mode in zip(self._split.module.modules(), common.modes):
             module.training = mode
-        return slot.plan
+        return common.plan
+
+    def restore(self, key: Key, holders: Sequence[Sequence[int]], plan: Plan) -> bool:
+        """Brings the layers of a snapshot, which the ranks `holders` have, to where `plan` wants them; returns whether their bytes are right."""
+        slot, own = self._slot(key), self._ranks.number
+        sizes = [sum(parameter.numel() for parameter in layer.parameters.values()) for layer in self._split.layers]
+        transfers = transfers_of(holders, plan.owners, self._ranks.layout, sizes)
+        contents = {transfer.layer: slot.layers[transfer.layer] for transfer in transfers if transfer.source == own}
+        arrived, _ = self._mover.carry(transfers, contents, plan)
+        if not self._mover.vote(arrived is not None):
+            return False
+        assert arrived is not None
+        for index, (layer, owner) in enumerate(zip(self._split.layers, plan.owners)):
+            if owner != self._ranks.rank:
+                state.give_away(layer, self._optimizer)
+            elif index in arrived:
+                state.give_away(layer, self._optimizer)
+                state.take_in(layer, self._optimizer, arrived[index], self._split.device.device)
+            elif key[1] != LIVE:
+                state.put_back(layer, self._optimizer, slot.layers[index], self._split.device.device)
+        self.note(plan, key[0])
+        return True
+
+    # --- Inside. ---
+
+    def _here(self) -> list[int]:
+        """The layers that this rank has."""
+        return [index for index, layer in enumerate(self._split.layers) if all(p.device.type != "meta" for p in layer.parameters.values())]
+
+    def _slot(self, key: Key) -> Slot:
+        if key[1] != LIVE:
+            return self._slots[key]
+        assert self._live is not None
+        layers = {index: state.content_of(self._split.layers[index], self._optimizer) for index in self._here()}
+        return Slot(self._live.common, layers)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for layer in self._split.layers for parameter in layer.parameters.values()]
 
-    def _slot(self, plan: Plan, owners: list[int], layers: dict[int, state.Content]) -> Slot:
+    def _versions(self) -> list[int]:
+        """Change with each parameter or buffer."""
+        return [tensor._version for layer in self._split.layers for tensor in _tensors(layer)]
+
+    def _common(self, plan: Plan) -> Common:
         groups = self._optimizer.param_groups if self._optimizer is not None else []
-        return Slot(
-            plan, owners, layers,
+        return Common(
+            plan,
             [copy.deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups],
             [copy.deepcopy(kept.state_dict()) for kept in self._keep],
             [parameter.requires_grad for parameter in self._parameters()],
@@ -131,20 +194,47 @@ class Snapshots:
         )
 
 
-def choose(told: Sequence[Holding], members: Sequence[int]) -> "tuple[Key, list[int]] | None":
-    """The newest snapshot that all survivors hold and that has every layer, with the member each layer comes from: its owner, or a holder.
+def _tensors(layer: Layer) -> list[torch.Tensor]:
+    return [*layer.parameters.values(), *layer.buffers.values()]
 
-    `told` has what each survivor holds, in the order of `members`.
+
+def choose(told: Sequence[Holding], layers: int) -> "tuple[Key, list[list[int]]] | None":
+    """The newest snapshot that all survivors have and that has every layer, with the ranks that hold each layer.
+
+    `told` has what each survivor holds, in the order of their ranks.
     """
     for key in sorted(told[0], reverse=True):
-        if not all(key in holding for holding in told):
-            continue
-        sources = []
-        for layer, owner in enumerate(told[0][key][0]):
-            holders = [member for member, holding in zip(members, told) if layer in holding[key][1]]
-            if not holders:
-                break
-            sources.append(owner if owner in holders else holders[0])
-        else:
-            return key, sources
+        if all(key in holding for holding in told):
+            holders = [[rank for rank, holding in enumerate(told) if layer in holding[key]] for layer in range(layers)]
+            if all(holders):
+                return key, holders
     return None
+
+
+def transfers_of(
+    holders: Sequence[Sequence[int]], owners: Sequence[int], rows: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> list[Transfer]:
+    """What the ranks of each replica lack of their layers; each layer comes from the holder that has the least to send so far."""
+    sent = dict.fromkeys((rank for those in holders for rank in those), 0)
+    found = []
+    for layer, owner in enumerate(owners):
+        for row in rows:
+            if row[owner] not in holders[layer]:
+                source = min(holders[layer], key=lambda rank: (sent[rank], rank))
+                sent[source] += sizes[layer]
+                found.append(Transfer(layer, source, row[owner]))
+    return found
+
+
+def rows_of(rows: Sequence[Sequence[int]], members: Sequence[int]) -> "list[list[int]] | None":
+    """The replicas of the members that are left, of those at the start; None if fewer are left than replicas.
+
+    A member stays in its replica where that is not longer than others. Numbers are those of the new group.
+    """
+    if len(members) < len(rows):
+        return None
+    left = [[member for member in row if member in members] for row in rows]
+    while min(map(len, left)) < len(members) // len(rows):
+        longest, shortest = max(left, key=len), min(left, key=len)
+        shortest.append(longest.pop())
+    return [[members.index(member) for member in row] for row in left]

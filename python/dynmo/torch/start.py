@@ -215,13 +215,15 @@ def first_plan(
 
 def next_plan(split: Split, ranks: Ranks, micro_batches: int, old: Plan, measured: Optional[dict[str, Any]]) -> Plan:
     """The planner's plan for the ranks that are left, by the costs that rank 0 has measured, else by parameters."""
-    costs = ranks.gather(measured)[0] or profile_of(split, _by_parameters(split))
+    told = ranks.gather((measured, old.schedule, old.generation))
+    costs, schedule, _ = told[0]
+    costs = costs or profile_of(split, _by_parameters(split))
     try:
-        plan = _planned(costs, ranks.size, micro_batches, old.schedule)
+        plan = _planned(costs, ranks.size, micro_batches, schedule)
     except BadInputError:
         plan = _planned(costs, ranks.size, micro_batches, "1f1b")  # the kind does not go with this number of ranks
     ranks.agree({"plan after a loss": plan.cut})
-    return replace(plan, generation=old.generation + 1)
+    return replace(plan, generation=max(generation for _, _, generation in told) + 1)
 
 
 def _planned(costs: Mapping[str, Any], size: int, micro_batches: int, schedule: str) -> Plan:

@@ -89,7 +89,8 @@ def content_of(layer: Layer, optimizer: Optional[torch.optim.Optimizer]) -> Cont
 
 def head_of(content: Content) -> Head:
     entries = [
-        (name, key, tensor.dtype, tuple(tensor.shape), tensor.device.type != "cpu") for (name, key), tensor in content.tensors.items()
+        (*place, tensor.dtype, tuple(tensor.shape), tensor.device.type != "cpu" or place in content.of_device)
+        for place, tensor in content.tensors.items()
     ]
     return Head(entries, content.values)
 

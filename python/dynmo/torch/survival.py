@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Optional
 
@@ -12,9 +12,8 @@ from ..errors import BadInputError, RankLostError
 from . import meeting, start
 from .lines import Lines, check_seconds
 from .pipeline import Pipeline
-from .program import Plan, Stage
 from .ranks import STORE_S
-from .snapshots import Holding, Snapshots, choose
+from .snapshots import LIVE, Holding, Snapshots, choose, rows_of
 
 TRIES = 8  # groups that may fail in a row
 HEARD_S = 0.1  # an error of the group may be there before the news of a loss
@@ -52,8 +51,6 @@ class Survivor:
         self, pipe: Pipeline, *, keep: Sequence[Any] = (), every: int = 0, silence_s: float = 10, wait_s: float = 120,
         told: Optional[Callable[[Recovery], Any]] = None,
     ) -> None:
-        if pipe.replicas > 1:
-            raise BadInputError(f"Survivor: a pipeline of {pipe.replicas} replicas, wanted one; losses of replicas are not survived")
         if pipe._record is not None:
             raise BadInputError("Survivor: a pipeline with run=FOLDER, wanted one without: the files of a run are of ranks that stay")
         if every < 0:
@@ -64,7 +61,8 @@ class Survivor:
             if kept is pipe.optimizer or not hasattr(kept, "load_state_dict"):
                 raise BadInputError(f"keep: a {type(kept).__name__}, wanted objects with load_state_dict() other than the optimizer")
         self._pipe, self._silence_s, self._wait_s, self._told = pipe, silence_s, wait_s, told
-        self._snapshots = Snapshots(pipe._split, pipe._ranks, pipe._mover, pipe.optimizer, keep, every)
+        self._snapshots = Snapshots(pipe._split, pipe._ranks, pipe._mover, pipe.optimizer, keep, every, lambda: pipe._updates.begun)
+        self._rows = pipe._ranks.layout  # members of each replica at the start
         self._lines: Optional[Lines] = None
         self._members: list[int] = []
         self._generation = 0
@@ -87,10 +85,13 @@ class Survivor:
         the steps since the newest snapshot. A loss in the first step, or of layers with all their copies, ends all ranks.
         """
         values: dict[int, Any] = {}
-        self._members, self._generation = list(range(self._pipe.ranks)), 0
+        self._rows = self._pipe._ranks.layout
+        self._members, self._generation = list(range(self._pipe._ranks.world)), 0
         self._snapshots.clear()
-        lines = self._lines = Lines(self._pipe._ranks, self._silence_s) if self._pipe.ranks > 1 else None
+        lines = self._lines = Lines(self._pipe._ranks, self._silence_s) if len(self._members) > 1 else None
         self._pipe._ranks.heard = (lambda: lines.hears_of_loss(HEARD_S)) if lines is not None else None
+        if not self._pipe._whole:  # in the first step ranks may differ in that
+            self._snapshots.note(self._pipe.plan, self._pipe.steps)
         done = False
         try:
             while not self._go(train_step, steps, values):
@@ -113,8 +114,9 @@ class Survivor:
                 values[number] = train_step(number)
                 if pipe.steps != number + 1:
                     raise BadInputError(f"train_step: {pipe.steps - number} calls of pipe.step(), wanted one")
+                self._snapshots.note(pipe.plan, pipe.steps)
                 if self._snapshots.is_due(pipe.steps):
-                    self._snapshots.take(self._generation, self._members, pipe.plan, pipe.steps)
+                    self._snapshots.take(self._generation, pipe.plan, pipe.steps)
             pipe._ranks.gather(None)
             return True
         except BadInputError:
@@ -165,34 +167,35 @@ class Survivor:
             return found
         self._generation, self._members = found.generation, found.members
         lines.enter(found.generation, found.members)
-        number = found.members.index(lines.member)
-        pipe._ranks.reform(number, len(found.members), found.address, found.port, f"dynmo/{found.generation}", self._wait_s, store_s)
+        rows = rows_of(self._rows, found.members)
+        if rows is None:
+            return f"lost ranks: {_joined(tuple(sorted(lines.lost)))}; {len(found.members)} are left for {len(self._rows)} replicas"
+        pipe._ranks.reform(found.members.index(lines.member), rows, found.address, found.port, f"dynmo/{found.generation}", self._wait_s, store_s)
         told = pipe._ranks.gather(self._snapshots.holdings())
-        chosen = choose(told, found.members)
+        chosen = choose(told, len(pipe.layers))
         if chosen is None:
             return self._missing(told)
-        key, sources = chosen
-        restored = self._snapshots.restore(key, sources, lines.member)
+        key, holders = chosen
         self._measured = pipe.profile() or self._measured
-        pipe._go_on(_placed(restored, sources, found.members), key[1])
-        plan = start.next_plan(pipe._split, pipe._ranks, pipe.micro_batches, restored, self._measured)
-        if not pipe._move(plan).done:
+        plan = start.next_plan(pipe._split, pipe._ranks, pipe.micro_batches, self._snapshots.rewind(key), self._measured)
+        if not self._snapshots.restore(key, holders, plan):
             raise RankLostError("bytes of a layer arrived damaged")
+        pipe._go_on(plan, key[0])
         self._snapshots.restart()
-        if self._snapshots.is_due(key[1]):
-            self._snapshots.take(self._generation, self._members, pipe.plan, key[1])
+        if self._snapshots.is_due(pipe.steps):
+            self._snapshots.take(self._generation, plan, pipe.steps)
         return ""
 
     def _missing(self, told: Sequence[Holding]) -> str:
         """Which layers are nowhere."""
         assert self._lines is not None
         lost = _joined(tuple(sorted(self._lines.lost)))
-        newest = max((key for holding in told for key in holding), default=None)
-        if newest is None:
+        keys = {key for holding in told for key in holding if key[1] != LIVE}
+        if not keys:
             return f"lost ranks: {lost}, before the first snapshot"
-        held = {layer for holding in told for layer in holding.get(newest, ([], []))[1]}
-        layers = len(next(holding for holding in told if newest in holding)[newest][0])
-        names = [name for index, name in enumerate(self._pipe.layers[:layers]) if index not in held]
+        newest = max([key for key in keys if all(key in holding for holding in told)] or keys)
+        held = {layer for holding in told for layer in holding.get(newest, [])}
+        names = [name for index, name in enumerate(self._pipe.layers) if index not in held]
         return f"lost ranks: {lost}, and with them all copies of layer {', '.join(names)}"
 
     @property
@@ -207,12 +210,6 @@ class Survivor:
 
 def _joined(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _placed(plan: Plan, sources: Sequence[int], members: Sequence[int]) -> Plan:
-    """The plan of a snapshot with each stage on the rank that has its layers now."""
-    stages = tuple(Stage(members.index(sources[stage.first]), stage.first, stage.count) for stage in plan.stages)
-    return replace(plan, stages=stages, ranks=len(members), order=())
 
 
 def _forget(error: Optional[BaseException]) -> None:

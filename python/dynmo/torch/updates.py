@@ -22,6 +22,7 @@ class Updates:
         self._split, self._ranks = split, ranks
         self._versions: dict[str, int] = {}
         self.times: Optional[Times] = None  # where updates are timed
+        self.begun = 0
         if optimizer is not None:
             self._watch(optimizer)
 
@@ -58,6 +59,7 @@ class Updates:
         optimizer.register_step_post_hook(after)
 
     def _before(self) -> None:
+        self.begun += 1
         if self.times is not None:
             self.times.begin_update()
         if checks.called_by_scaler():
