@@ -16,6 +16,7 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
+#include "dynmo/observe/cut_lines.h"
 #include "dynmo/observe/event_log.h"
 #include "dynmo/observe/load_trace_writer.h"
 #include "dynmo/observe/metrics/metrics_log.h"
@@ -33,23 +34,18 @@ namespace dynmo::python {
 namespace nb = nanobind;
 namespace {
 
-// One rank's files; rank 0 has the events and the load trace. One thread.
+// One rank's files; the leader, rank 0 at first, has the events and the load trace. One thread.
 class RunLog {
  public:
   static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank,
                                                 std::int64_t first_step, int ranks,
                                                 const std::vector<std::string>& metrics) {
-    auto log = std::unique_ptr<RunLog>(new RunLog(path));
-    DYNMO_TRY(log->open_metrics(WorldRank(rank), ranks, metrics));
+    auto log = std::unique_ptr<RunLog>(new RunLog(path, WorldRank(rank), first_step));
+    DYNMO_TRY(log->open_metrics(ranks, metrics));
     using Records = observe::RecordWriterOptions;
-    using Events = observe::EventLog;
     const bool appends = first_step > 0;
     DYNMO_TRY(make_directories(log->folder_.records()));
-    DYNMO_ASSIGN(log->records_,
-                 observe::RecordWriter::open(
-                     log->folder_.records_of(WorldRank(rank)),
-                     {.start = appends ? Records::Start::kAppend : Records::Start::kEmpty,
-                      .also = observe::record_sink(log->metrics_.get())}));
+    DYNMO_TRY(log->open_records(appends ? Records::Start::kAppend : Records::Start::kEmpty));
     if (rank != 0) return log;
     DYNMO_ASSIGN(log->events_,
                  Events::open(log->folder_.events(),
@@ -59,6 +55,27 @@ class RunLog {
     return log;
   }
 
+  // Goes back to `step` after a loss: removes the records from there on, and at the leader, which
+  // may be a new one, those of lost ranks and the lines of the load trace.
+  Expected<void> go_on(std::int64_t step, bool leads, const std::vector<int>& lost, int ranks) {
+    static_cast<void>(records_->close());  // what it lacks is in failures()
+    if (const auto failure = records_->take_failure()) omitted_.push_back(failure->message);
+    DYNMO_TRY(observe::cut_lines(folder_.records_of(rank_), step));
+    DYNMO_TRY(open_records(observe::RecordWriterOptions::Start::kAppend));
+    if (metrics_) metrics_->set_scale({.ranks = ranks});
+    if (!leads) return {};
+    for (const int rank : lost) {
+      DYNMO_TRY(observe::cut_lines(folder_.records_of(WorldRank(rank)), step));
+    }
+    if (!events_) {
+      if (metrics_) metrics_->lead();
+      DYNMO_ASSIGN(events_, Events::open(folder_.events(), Events::Start::kAppend));
+    }
+    load_trace_.reset();
+    DYNMO_ASSIGN(load_trace_,
+                 observe::LoadTraceWriter::go_on(folder_.load_trace(first_step_), 1, step));
+    return {};
+  }
   // The plan of the first step, before it; nothing was measured earlier.
   Expected<void> start(const Json& plan, int accumulation) {
     DYNMO_ASSIGN(const plan::Plan first, plan::parse_plan(plan, "plan"));
@@ -106,7 +123,7 @@ class RunLog {
   }
   // Says what could not be written, once a file; training goes on.
   std::vector<std::string> failures() {
-    std::vector<std::string> lines;
+    std::vector<std::string> lines = std::exchange(omitted_, {});
     if (const auto failure = records_->take_failure()) lines.push_back(failure->message);
     if (metrics_) {
       if (const auto failure = metrics_->take_failure()) lines.push_back(*failure);
@@ -124,9 +141,18 @@ class RunLog {
   }
 
  private:
-  explicit RunLog(const std::string& path) : folder_(path) {}
+  using Events = observe::EventLog;
 
-  Expected<void> open_metrics(WorldRank rank, int ranks, const std::vector<std::string>& names) {
+  RunLog(const std::string& path, WorldRank rank, std::int64_t first_step)
+      : folder_(path), rank_(rank), first_step_(first_step) {}
+
+  Expected<void> open_records(observe::RecordWriterOptions::Start start) {
+    DYNMO_ASSIGN(records_, observe::RecordWriter::open(
+                               folder_.records_of(rank_),
+                               {.start = start, .also = observe::record_sink(metrics_.get())}));
+    return {};
+  }
+  Expected<void> open_metrics(int ranks, const std::vector<std::string>& names) {
     observe::MetricsLog::Outputs outputs;
     for (const std::string& name : names) {
       bool* output = name == "tensorboard"  ? &outputs.tensorboard
@@ -138,12 +164,15 @@ class RunLog {
       }
       *output = true;
     }
-    metrics_ = observe::make_metrics_log(folder_, rank, outputs);
+    metrics_ = observe::make_metrics_log(folder_, rank_, outputs);
     if (metrics_) metrics_->set_scale({.ranks = ranks});
     return {};
   }
 
   observe::RunFolder folder_;
+  WorldRank rank_;
+  std::int64_t first_step_;
+  std::vector<std::string> omitted_;  // why records are missing, of before the newest loss
   std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
   std::unique_ptr<observe::RecordWriter> records_;
   std::optional<observe::EventLog> events_;
@@ -226,6 +255,12 @@ void bind_run_log(nb::module_& module) {
           nb::sig("def finish(self, summary: dict[str, typing.Any], profile: dict[str, "
                   "typing.Any]) -> None"))
       .def("load", &RunLog::load, nb::arg("step"), nb::arg("frozen_layers"), nb::arg("decisions"))
+      .def(
+          "go_on",
+          [](RunLog& self, std::int64_t step, bool leads, const std::vector<int>& lost, int ranks) {
+            raise_if_error(self.go_on(step, leads, lost, ranks));
+          },
+          nb::arg("step"), nb::arg("leads"), nb::arg("lost"), nb::arg("ranks"))
       .def("failures", &RunLog::failures)
       .def("close", [](RunLog& self) { raise_if_error(self.close()); });
   module.def("trace", trace, nb::arg("name"), nb::arg("steps"));

@@ -20,13 +20,14 @@ import dynmo
 import dynmo.torch as dt
 import torch_cases
 from torch_support import free_port
-from dynmo.torch import move, ranks, snapshots, step
+from dynmo.torch import move, ranks, snapshots, state, step
 
 PLACES = {
     "forward": (step.Step, "_forward"),
     "backward": (step.Step, "_backward"),
     "exchange": (ranks.Ranks, "sum"),
     "snapshot": (move.Mover, "_exchange"),
+    "own snapshot": (state, "clone_of"),  # with replicas, where none travels
     "vote": (move.Mover, "vote"),
     "restore": (snapshots.Snapshots, "restore"),
     "new group": (ranks.Ranks, "reform"),
@@ -43,10 +44,10 @@ def kill_in(place, now, step):
     owner, name = PLACES[place]
     real = getattr(owner, name)
 
-    def call(self, *arguments, **named):
+    def call(*arguments, **named):
         if now[0] >= step:
             kill_here()
-        return real(self, *arguments, **named)
+        return real(*arguments, **named)
 
     setattr(owner, name, call)
 
@@ -67,14 +68,14 @@ def train(case, folder, rank):
     model = torch_cases.make_model(case)
     optimizer = torch_cases.make_optimizer(case, model.parameters())
     scheduler = torch_cases.make_scheduler(optimizer)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance=False,
-                       replicas=case.get("replicas", 1))
+    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance="run" in case,
+                       replicas=case.get("replicas", 1), run=case.get("run"), metrics=case.get("metrics", ()), steps=case["steps"])
     survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note)
     now = [-1]
     kills = [tuple(kill) for kill in case["kills"]]
     for victim, number, place in kills:
         if victim == rank and place in PLACES:
-            kill_in(place, now, number)
+            kill_in("own snapshot" if place == "snapshot" and pipe.replicas > 1 else place, now, number)
 
     def train_step(number):
         now[0] = number
@@ -102,6 +103,7 @@ def train(case, folder, rank):
         pipe.load(case["resume"])
         scheduler.last_epoch = pipe.steps
     losses = survivor.train(train_step, case["steps"])
+    pipe.close()
     print(f"step {case['steps']} {time.monotonic()}", flush=True)
     return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut}
 

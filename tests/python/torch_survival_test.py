@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks are killed, and the others go on: losses, weights and optimizer state are those of the plain loop."""
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -35,7 +36,7 @@ class Survival(RankCase):
         places = drawn(PLACES, 3, "the places of losses")
         second, third = drawn((2, 3), 1, "the step of the first loss")[0], drawn((5, 6), 1, "the step of the second")[0]
         cases = [
-            {**BASE, "name": "middle and last", "plain": True, "kills": [[1, second, places[0]], [2, third, places[1]]]},
+            {**BASE, "name": "middle and last", "plain": True, "every": 2, "kills": [[1, second, places[0]], [2, third, places[1]]]},
             {**BASE, "name": "first", "schedule": "zb-h1", "every": 2, "kills": [[0, third, places[2]]]},
             {**BASE, "name": "neighbours", "every": 1, "save_at": 3, "kills": [[1, 5, 2]]},
             {**BASE, "name": "resumed", "ranks": 2, "kills": [], "resume": str(self.folder / "neighbours" / "checkpoint")},
@@ -62,7 +63,7 @@ class Survival(RankCase):
     def test_replicas_go_on_from_each_other(self):
         base, places = {**BASE, "ranks": 4, "replicas": 2}, drawn(PLACES, 2, "the places of losses")
         cases = [
-            {**base, "name": "one of each", "plain": True, "kills": [[1, 2, places[0]], [2, 4, places[1]]]},
+            {**base, "name": "one of each", "plain": True, "every": 2, "kills": [[1, 2, places[0]], [2, 4, places[1]]]},
             {**base, "name": "a whole one", "every": 2, "kills": [[0, 3, 1]]},
             {**base, "name": "too few", "every": 1, "kills": [[3, 2, "step"], [0, 3, "step"], [1, 5, "step"]]},
             {**base, "name": "the same layers", "kills": [[1, 3, 3]]},
@@ -78,6 +79,61 @@ class Survival(RankCase):
         self.assertIn("lost ranks: 0, 1, 3; 1 are left for 2 replicas; start again from the newest checkpoint", self.said(cases[2]))
         self.assertEqual(codes[3], [1, -signal.SIGKILL, 1, -signal.SIGKILL], self.said(cases[3]))
         self.assertIn("lost ranks: 1, 3, and with them all copies of layer", self.said(cases[3]))
+
+    def test_the_files_of_a_run_go_on(self):
+        """Also the leader is lost. No file has a step twice, and together they have every step."""
+        place = drawn(PLACES, 1, "the place of the first loss")[0]
+        cases = [
+            {**BASE, "name": "alone", "plain": True, "every": 2, "kills": [[0, 3, place], [2, 5, "forward"]]},
+            {**BASE, "name": "replicas", "plain": True, "ranks": 4, "replicas": 2, "every": 2, "kills": [[0, 4, place], [1, 5, "backward"]]},
+        ]
+        for case in cases:
+            case.update(run=str(self.folder / case["name"] / "run"), metrics=["tensorboard"])
+        codes = run(self.folder, cases)
+        for case, ended in zip(cases, codes):
+            with self.subTest(**case):
+                victims = [victim for victim, _, _ in case["kills"]]
+                left = [rank for rank in range(case["ranks"]) if rank not in victims]
+                self.assertEqual(ended[:-1], [0 if rank in left else -signal.SIGKILL for rank in range(case["ranks"])], self.said(case))
+                wanted = torch.load(self.folder / case["name"] / "plain.pt")["losses"][1::2]
+                self.check_records(case, victims, left, wanted)
+                self.check_events(case, victims, left)
+                said = subprocess.run([os.environ["DYNMO"], "report", case["run"]], capture_output=True, text=True, check=False)
+                self.assertEqual((said.returncode, said.stderr), (0, ""))
+                summary = json.loads((pathlib.Path(case["run"]) / "summary.json").read_text(encoding="utf-8"))
+                self.assertEqual(summary["runs"][0]["steps"], case["steps"])
+
+    def check_records(self, case, victims, left, wanted):
+        for rank in range(case["ranks"]):
+            path = pathlib.Path(case["run"]) / "records" / f"rank-{rank}.jsonl"
+            records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            steps = [record["step"] for record in records]
+            self.assertEqual(steps, sorted(set(steps)), f"rank {rank}")
+            for record in records:
+                self.assertAlmostEqual(record["loss"], wanted[record["step"]], places=5)  # another order of sums
+            self.assertEqual({record["rank"] for record in records}, {rank})
+            if rank in left:
+                self.assertEqual(steps, list(range(case["steps"])))
+                self.assertEqual([record["generation"] for record in records], sorted(record["generation"] for record in records))
+                self.assertEqual(records[-1]["generation"], len(victims))
+            else:
+                self.assertLess(len(steps), case["steps"])
+
+    def check_events(self, case, victims, left):
+        folder = pathlib.Path(case["run"])
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        kinds = [event["event"] for event in events if event["event"] not in ("decision", "move")]
+        self.assertEqual(kinds, ["start", "loss", "recovery", "loss", "recovery", "end"])
+        losses = [event for event in events if event["event"] == "loss"]
+        self.assertEqual([(event["lost"], event["why"]) for event in losses], [([rank], f"rank {rank} has ended") for rank in victims])
+        recoveries = [event for event in events if event["event"] == "recovery"]
+        self.assertEqual(recoveries[-1]["ranks"], left)
+        for loss, recovery in zip(losses, recoveries):
+            self.assertEqual(loss["step"] - recovery["step"], recovery["steps_again"])
+            self.assertIn(recovery["from"], ("live layers", "snapshot"))
+        trace = [json.loads(line) for line in (folder / "load-trace.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps = [line["step"] for line in trace if "step" in line]
+        self.assertEqual(steps, sorted(set(steps)))
 
     def test_layers_are_a_snapshot_until_they_are_updated(self):
         module = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)])
@@ -153,10 +209,6 @@ class Survival(RankCase):
         ):
             with self.subTest(line), self.assertRaisesRegex(dynmo.BadInputError, line):
                 dt.Survivor(pipe, **options)
-        recorded = dt.Pipeline(optimizer=None, micro_batches=1, run=pathlib.Path(self.folder) / "run", **layers)
-        with self.assertRaisesRegex(dynmo.BadInputError, "wanted one without: the files of a run"):
-            dt.Survivor(recorded)
-        recorded.close()
         with self.assertRaisesRegex(dynmo.BadInputError, "train_step: 0 calls of pipe.step"):
             dt.Survivor(pipe).train(lambda number: None, 1)
 

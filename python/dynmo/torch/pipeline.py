@@ -421,7 +421,7 @@ class Pipeline:
             if self._record is not None:
                 facts = {
                     **balancer.facts, "loss": sum(told.losses.values()) / len(told.losses), "tokens": int(told.tokens),
-                    "busy_s": told.ranks[self.rank]["busy_s"], "predicted_s": self._predicted_s,
+                    "busy_s": told.ranks[self.rank]["busy_s"] if self.rank < self.ranks else 0.0, "predicted_s": self._predicted_s,
                     "reduction_s": self.reduced.seconds,
                 }
                 self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions)

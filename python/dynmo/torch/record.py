@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves in its folder: records, events, load trace, profile, in the formats of `dynmo train`."""
+"""The files of a run with run="folder": records, events, load trace, summary and profile, in the formats of `dynmo train`."""
 from __future__ import annotations
 
 import os
-from typing import Any, Sequence, Union
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Union
 
 from .._core import Decisions, RunLog, program
 from .program import Plan
@@ -12,15 +14,38 @@ from .ranks import Ranks
 Path = Union[str, "os.PathLike[str]"]
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """A loss as it went. Ranks have the numbers that they had at the start."""
+
+    lost: tuple[int, ...]
+    ranks: tuple[int, ...]
+    step: int  # the first one that is run again
+    again: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"lost ranks: {joined(self.lost)}; on with ranks {joined(self.ranks)} from step {self.step} ({self.again} steps again), "
+            f"in {self.seconds * 1e3:.0f} ms"
+        )
+
+
+def joined(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
 class Record:
-    """One rank's files, those of rank p of replica r under r x P + p. The first rank has the events and the load trace, too."""
+    """One rank's files, those of rank p of replica r under r x P + p. The lowest rank that is left has the events and the load trace, too."""
 
     def __init__(self, folder: Path, ranks: Ranks, plan: Plan, micro_batches: int, accumulation: int, steps: int,
                  metrics: Sequence[str] = ()) -> None:
-        self._number = ranks.replica * ranks.size + ranks.rank
+        self._numbers = {number: replica * ranks.size + rank for replica, row in enumerate(ranks.layout) for rank, number in enumerate(row)}
+        self._number = self._numbers[ranks.number]
+        self._leads = self._number == 0
         self._log = RunLog(os.fspath(folder), self._number, ranks=ranks.world, metrics=list(metrics))
-        self._rank, self._ranks, self._replicas = ranks.rank, ranks.world, ranks.replicas
-        self._facts: list[dict[str, float]] = []
+        self._ranks, self._started, self._replicas = ranks, ranks.world, ranks.replicas
+        self._facts: dict[int, dict[str, float]] = {}  # by step
         self._moved = 0
         self._log.start(plan.document(), accumulation)
         self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks.world, "steps": steps, "micro_batches": micro_batches,
@@ -28,8 +53,8 @@ class Record:
 
     def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, float], decisions: Decisions) -> None:
         """One step that is done, as this rank has seen it."""
-        stages = [stage for stage in plan.stages if stage.rank == self._rank]
-        self._facts.append(facts)
+        stages = [stage for stage in plan.stages if stage.rank == self._ranks.rank]
+        self._facts[step] = facts
         self._log.record({
             "format": "dynmo-step-1", "step": step, "rank": self._number, "generation": plan.generation, **facts,
             "first_layer": stages[0].first if stages else 0, "layers": sum(stage.count for stage in stages), "frozen_layers": frozen,
@@ -43,25 +68,39 @@ class Record:
         self._moved += layers
         self._log.moved(step, layers, bytes, seconds, plan.document())
 
+    def go_on(self, recovery: Recovery, why: dict[int, str], source: str, plan: Plan) -> None:
+        """Goes back to the step of a recovery. `why` is of the lost ranks; `source` is where their layers come from."""
+        step, ranks = recovery.step, sorted(self._numbers[rank] for rank in recovery.ranks)
+        lost = {self._numbers[rank]: f"rank {self._numbers[rank]} {why[rank]}" for rank in recovery.lost}
+        self._leads = self._number == ranks[0]
+        self._facts = {number: facts for number, facts in self._facts.items() if number < step}
+        self._log.go_on(step, self._leads, sorted(lost), len(ranks))
+        self._log.event("loss", step + recovery.again, {"lost": sorted(lost), "why": "; ".join(lost[number] for number in sorted(lost))})
+        self._log.event("recovery", step, {
+            "ranks": ranks, "from": source, "steps_again": recovery.again, "ms": {"all": recovery.seconds * 1e3}, "plan": plan.document(),
+        })
+
     def close(self, step: int, profile: Any) -> None:
-        """Ends the files; the summary and the profile of rank 0 are written where a step was done."""
+        """Ends the files; the summary and the profile of the leader are written where a step was done."""
         self._log.event("end", step)
-        if self._number == 0 and profile is not None and self._facts:
+        if self._leads and profile is not None and self._facts:
             self._log.finish(self._summary(), profile)
         self._log.close()
 
     def _summary(self) -> dict[str, Any]:
+        facts = [self._facts[step] for step in sorted(self._facts)]
+
         def mean(name: str) -> float:
-            return sum(facts[name] for facts in self._facts) / len(self._facts)
+            return sum(of_step[name] for of_step in facts) / len(facts)
 
         run = {
             "name": "dynmo.torch", "tokens_per_s": mean("tokens") / mean("step_s"), "step_time_s": mean("step_s"),
-            "loss_first": self._facts[0]["loss"], "loss_last": self._facts[-1]["loss"], "loss_digest": "", "bubble": mean("bubble"),
-            "imbalance": mean("imbalance"), "ranks": self._ranks, "replicas": self._replicas, "steps": len(self._facts),
-            "seconds": mean("step_s") * len(self._facts),
+            "loss_first": facts[0]["loss"], "loss_last": facts[-1]["loss"], "loss_digest": "", "bubble": mean("bubble"),
+            "imbalance": mean("imbalance"), "ranks": self._started, "replicas": self._replicas, "steps": len(facts),
+            "seconds": mean("step_s") * len(facts),
         }
         return {
             "format": "dynmo-summary-1", "runs": [run], "speedup": 1, "best_speedup": None, "layers_moved": self._moved,
             "overhead": {"profile": 0, "plan": mean("plan_s") / mean("step_s"), "migrate": mean("migrate_s") / mean("step_s")},
-            "predicted_step_time_s": self._facts[-1]["predicted_s"], "measured_step_time_s": mean("step_s"),
+            "predicted_step_time_s": facts[-1]["predicted_s"], "measured_step_time_s": mean("step_s"),
         }

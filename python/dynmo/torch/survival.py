@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Optional
 
@@ -13,28 +13,12 @@ from . import meeting, start
 from .lines import Lines, check_seconds
 from .pipeline import Pipeline
 from .ranks import STORE_S
+from .record import Recovery, joined
 from .snapshots import LIVE, Holding, Snapshots, choose, rows_of
 
 TRIES = 8  # groups that may fail in a row
 HEARD_S = 0.1  # an error of the group may be there before the news of a loss
 NEWS_S = 1.0  # other exceptions, such as those of a checkpoint
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """A loss as it went. Ranks have the numbers that they had at the start."""
-
-    lost: tuple[int, ...]
-    ranks: tuple[int, ...]
-    step: int  # the first one that is run again
-    again: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"lost ranks: {_joined(self.lost)}; on with ranks {_joined(self.ranks)} from step {self.step} ({self.again} steps again), "
-            f"in {self.seconds * 1e3:.0f} ms"
-        )
 
 
 class Survivor:
@@ -51,8 +35,6 @@ class Survivor:
         self, pipe: Pipeline, *, keep: Sequence[Any] = (), every: int = 0, silence_s: float = 10, wait_s: float = 120,
         told: Optional[Callable[[Recovery], Any]] = None,
     ) -> None:
-        if pipe._record is not None:
-            raise BadInputError("Survivor: a pipeline with run=FOLDER, wanted one without: the files of a run are of ranks that stay")
         if every < 0:
             raise BadInputError(f"every={every}, wanted a number of steps, or 0")
         check_seconds("silence_s", silence_s)
@@ -66,6 +48,7 @@ class Survivor:
         self._lines: Optional[Lines] = None
         self._members: list[int] = []
         self._generation = 0
+        self._source = LIVE  # of the newest recovery: a generation, or LIVE
         self._measured: Optional[dict[str, Any]] = None  # costs, before the newest loss
 
     @property
@@ -154,8 +137,23 @@ class Survivor:
             raise RankLostError(f"rank {self._member}: {TRIES} groups did not form; start again from {self._checkpoint}")
         lost = tuple(member for member in before if member not in self._members)
         step = self._pipe.steps
+        recovery = Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin)
+        self._record(recovery)
         if self._told is not None:
-            self._told(Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin))
+            self._told(recovery)
+
+    def _record(self, recovery: Recovery) -> None:
+        """Lets the files of the run go on; training does not wait for files that cannot."""
+        record, lines = self._pipe._record, self._lines
+        assert lines is not None
+        if record is None:
+            return
+        try:
+            why = {member: lines.lost[member] for member in recovery.lost}
+            record.go_on(recovery, why, "live layers" if self._source == LIVE else "snapshot", self._pipe.plan)
+        except BadInputError as error:
+            self._pipe._record = None
+            warnings.warn(f"rank {self._member}: it writes no more files of the run: {error}")
 
     def _try(self, store_s: float) -> str:
         """Forms the next group, whose store is reached within `store_s`, and brings it back to a snapshot; returns why that cannot be."""
@@ -169,13 +167,14 @@ class Survivor:
         lines.enter(found.generation, found.members)
         rows = rows_of(self._rows, found.members)
         if rows is None:
-            return f"lost ranks: {_joined(tuple(sorted(lines.lost)))}; {len(found.members)} are left for {len(self._rows)} replicas"
+            return f"lost ranks: {joined(tuple(sorted(lines.lost)))}; {len(found.members)} are left for {len(self._rows)} replicas"
         pipe._ranks.reform(found.members.index(lines.member), rows, found.address, found.port, f"dynmo/{found.generation}", self._wait_s, store_s)
         told = pipe._ranks.gather(self._snapshots.holdings())
         chosen = choose(told, len(pipe.layers))
         if chosen is None:
             return self._missing(told)
         key, holders = chosen
+        self._source = key[1]
         self._measured = pipe.profile() or self._measured
         plan = start.next_plan(pipe._split, pipe._ranks, pipe.micro_batches, self._snapshots.rewind(key), self._measured)
         if not self._snapshots.restore(key, holders, plan):
@@ -189,7 +188,7 @@ class Survivor:
     def _missing(self, told: Sequence[Holding]) -> str:
         """Which layers are nowhere."""
         assert self._lines is not None
-        lost = _joined(tuple(sorted(self._lines.lost)))
+        lost = joined(tuple(sorted(self._lines.lost)))
         keys = {key for holding in told for key in holding if key[1] != LIVE}
         if not keys:
             return f"lost ranks: {lost}, before the first snapshot"
@@ -206,10 +205,6 @@ class Survivor:
     @property
     def _checkpoint(self) -> str:
         return "the newest checkpoint" if self._pipe._saved is None else f"the checkpoint {self._pipe._saved}"
-
-
-def _joined(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def _forget(error: Optional[BaseException]) -> None:
