@@ -10,6 +10,7 @@ import pathlib
 import signal
 import sys
 import time
+import traceback
 
 import torch
 import torch._dynamo  # optimizers import it
@@ -62,15 +63,32 @@ def note(recovery):
     print(f"recovered {time.monotonic()} {','.join(map(str, recovery.lost))}: {recovery}", flush=True)
 
 
-def train(case, folder, rank):
+def wait_until(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def call_newcomer(folder, number, lines):
+    """Lets the process that joins in this step ask; the rank that listens goes on once it has done so."""
+    begun = folder / f"begin-{number}"
+    if lines.is_open and not begun.exists():
+        begun.touch()
+        wait_until(lines.asks)
+
+
+def train(case, folder, rank, joins=False):
     """The user's loop, in which nothing of a loss is seen."""
     (folder / f"pid-{rank}").write_text(str(os.getpid()), encoding="utf-8")
     model = torch_cases.make_model(case)
     optimizer = torch_cases.make_optimizer(case, model.parameters())
     scheduler = torch_cases.make_scheduler(optimizer)
     pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance="run" in case,
-                       replicas=case.get("replicas", 1), run=case.get("run"), metrics=case.get("metrics", ()), steps=case["steps"])
-    survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note)
+                       replicas=case.get("replicas", 1), run=case.get("run"), metrics=case.get("metrics", ()), steps=case["steps"],
+                       joins=joins)
+    survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note,
+                           endpoint=folder / "endpoint.json" if "joins" in case else None)
     now = [-1]
     kills = [tuple(kill) for kill in case["kills"]]
     for victim, number, place in kills:
@@ -81,6 +99,8 @@ def train(case, folder, rank):
         now[0] = number
         if (rank, number, "step") in kills:
             kill_here()
+        if number in case.get("joins", ()):
+            call_newcomer(folder, number, survivor._lines)
         if (rank, number, "stopped") in kills:
             kill_here(signal.SIGSTOP)
         for other in (other for victim, step, other in kills if (victim, step) == (rank, number) and isinstance(other, int)):
@@ -128,6 +148,8 @@ def forked(call, output):
                 code = 0
             except dynmo.DynmoError as error:
                 print(f"{type(error).__name__}: {error}")
+            except Exception:
+                traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -147,6 +169,13 @@ def run(case, folder):
         torch.save(torch_cases.result_of(*torch_cases.train_plainly(case)), folder / "plain.pt")
 
     children = [forked(lambda rank=rank: rank_of(rank), folder / f"rank-{rank}.txt") for rank in range(case["ranks"])]
+    def newcomer(rank, number):
+        wait_until((folder / f"begin-{number}").exists)
+        torch.set_num_threads(1)
+        torch.save(train(case, folder, rank, joins=True), folder / f"rank-{rank}.pt")
+
+    for rank, number in enumerate(case.get("joins", ()), case["ranks"]):
+        children.append(forked(lambda rank=rank, number=number: newcomer(rank, number), folder / f"rank-{rank}.txt"))
     children += [forked(plainly, folder / "plain.txt")] if case.get("plain") else []
     stopped = [victim for victim, _, place in case["kills"] if place == "stopped"]
     codes = {}

@@ -11,8 +11,9 @@ from .adviser import Advice, Adviser
 from .live import Move
 from .move import Moved
 from .pipeline import Pipeline
+from .record import Recovery
 from .reduction import Reduced
-from .survival import Recovery, Survivor
+from .survival import Survivor
 
 if TYPE_CHECKING:
     from .trainer import PipelineTrainer as PipelineTrainer

@@ -54,12 +54,13 @@ class Told:
     layers: dict[int, dict[str, float]] = field(default_factory=dict)
     ranks: dict[int, dict[str, float]] = field(default_factory=dict)
     tokens: float = 0.0
+    asked: bool = False  # for a change of the ranks, by the first one
 
 
 def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bool) -> Told:
     """The same on all ranks; of the losses alone where not `whole`."""
-    widths = (1, len(LAYER_CELLS), len(RANK_CELLS), 1)
-    counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0, 1 if whole else 0)
+    widths = (1, len(LAYER_CELLS), len(RANK_CELLS), 1, 1)
+    counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0, 1 if whole else 0, 1)
     cells = torch.zeros(ranks.replicas, sum(width * count for width, count in zip(widths, counts)), dtype=torch.float64)
     parts = torch.split(cells, [width * count for width, count in zip(widths, counts)], dim=1)
     for micro_batch, loss in own.losses.items():
@@ -68,11 +69,12 @@ def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bo
     _fill(parts[2][ranks.replica], RANK_CELLS, own.ranks)
     if whole and ranks.rank == 0:
         parts[3][ranks.replica, 0] = own.tokens
+    parts[4][ranks.replica, 0] = own.asked
     ranks.sum(cells)
     times = parts[1].mean(0)
     figures = _of_positions(parts[2].reshape(ranks.replicas, -1, len(RANK_CELLS)))
     losses = dict(enumerate(parts[0].reshape(-1).tolist()))
-    return Told(losses, _read(times, LAYER_CELLS), _read(figures, RANK_CELLS), float(parts[3].sum()))
+    return Told(losses, _read(times, LAYER_CELLS), _read(figures, RANK_CELLS), float(parts[3].sum()), bool(parts[4].sum() > 0))
 
 
 def _of_positions(cells: Tensor) -> Tensor:

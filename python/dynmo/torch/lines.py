@@ -16,6 +16,7 @@ import time
 from typing import Any, Optional
 
 from ..errors import BadInputError
+from .endpoint import ANSWER_S, MAX_ASKED, Endpoint, Entry, Guest
 from .ranks import Ranks
 from .sockets import own_address
 
@@ -26,10 +27,12 @@ ENDED, SILENT = "has ended", "is silent"
 
 
 class Lines:
-    """Opened by all ranks together. Every method may be called by any thread."""
+    """Opened by all ranks together, or with the `entry` of a process that joins. Every method may be called by any thread."""
 
-    def __init__(self, ranks: Ranks, silence_s: float) -> None:
-        self.member, self.members = ranks.number, list(range(ranks.world))
+    def __init__(self, ranks: Ranks, silence_s: float, entry: Optional[Entry] = None) -> None:
+        self.member, self.members = (ranks.number, list(range(ranks.world))) if entry is None else (entry.member, [])
+        self.address = own_address() if entry is None else entry.address
+        self.newcomers: dict[int, bool] = {}  # no members yet; whether they have a line to each member
         self.changed = threading.Condition(threading.RLock())
         self.lost: dict[int, str] = {}  # why, by member
         self.ready: dict[int, int] = {}  # by member the newest generation that it has left
@@ -37,13 +40,20 @@ class Lines:
         self.done: set[int] = set()  # members that have finished training
         self.left_out = False
         self._ranks, self._silence_s = ranks, silence_s
-        self._generation: Optional[int] = 0  # of the group in force; None while there is none
+        self._generation: Optional[int] = 0 if entry is None else None  # of the group in force; None while there is none
+        self._endpoint: Optional[Endpoint] = None
+        self._queue: list[tuple[Guest, dict[str, Any]]] = []  # processes that wait until another is a member
+        self._highest = self.member  # number of a member so far
         self._alarmed = self._closing = False
         self._lines: dict[int, socket.socket] = {}
         self._heard: dict[int, float] = {}
         self._parts: dict[int, bytes] = {}
         self._selector = selectors.DefaultSelector()
-        self._connect()
+        if entry is None:
+            self._connect()
+        for member, line in (entry.lines if entry is not None else {}).items():
+            self._add(member, line)
+        self._highest = max([self.member, *self._lines])
         self._ticked = self._beaten = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="dynmo lines", daemon=True)
         self._thread.start()
@@ -62,6 +72,9 @@ class Lines:
         """Watches a group. If a member is lost or leaves, its connections are ended, so that no rank waits on."""
         with self.changed:
             self._generation, self.members = generation, members
+            self._highest = max(self._highest, *members)
+            for member in members:
+                self.newcomers.pop(member, None)
             self._alarmed = any(member in self.lost or self.ready.get(member, -1) >= generation for member in members)
 
     def leave(self) -> int:
@@ -78,6 +91,26 @@ class Lines:
             for member in list(self._lines):
                 self._send(member, json.dumps(facts).encode() + b"\n")
 
+    @property
+    def connected(self) -> list[int]:
+        """Members and newcomers with a line."""
+        return sorted(self._lines)
+
+    def asks(self) -> bool:
+        """Whether a process waits to become a member."""
+        with self.changed:
+            return any(self.newcomers.values())
+
+    def open(self, endpoint: Endpoint) -> None:
+        """Lets processes in from now on."""
+        with self.changed:
+            self._endpoint = endpoint
+            self._selector.register(endpoint.listener, selectors.EVENT_READ, endpoint)
+
+    @property
+    def is_open(self) -> bool:
+        return self._endpoint is not None
+
     def leave_out(self, member: int) -> None:
         """Counts a member that does not answer as lost, and tells it so."""
         with self.changed:
@@ -93,6 +126,10 @@ class Lines:
                 self.say(done=True)
             self._closing = True
         self._thread.join()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        for guest in [key.data for key in self._selector.get_map().values() if isinstance(key.data, Guest)] + [one for one, _ in self._queue]:
+            guest.line.close()
         for line in self._lines.values():
             line.close()
         self._selector.close()
@@ -100,10 +137,9 @@ class Lines:
     # --- Inside. ---
 
     def _connect(self) -> None:
-        address = own_address()
-        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        with socket.create_server((self.address, 0), family=socket.AF_INET6 if ":" in self.address else socket.AF_INET) as listener:
             token = secrets.token_hex(8)
-            told = self._ranks.gather((address, listener.getsockname()[1], token))
+            told = self._ranks.gather((self.address, listener.getsockname()[1], token))
             self._ranks.attempt("Survivor: its connections", lambda: (None, self._meet(listener, told, token.encode())))
 
     def _meet(self, listener: socket.socket, told: list[Any], token: bytes) -> dict[str, Any]:
@@ -139,7 +175,14 @@ class Lines:
                     self._heard = dict.fromkeys(self._heard, now)
                 self._ticked = now
                 for key, _ in events:
-                    self._read(key.data, now)
+                    if isinstance(key.data, int):
+                        self._read(key.data, now)
+                    elif isinstance(key.data, Guest):
+                        self._hear(key.data)
+                    else:
+                        self._welcome(key.data)
+                while self._queue and not self.newcomers:
+                    self._let_in(*self._queue.pop(0))
                 if now - self._beaten >= BEAT_S:
                     self._beaten = now
                     for member in list(self._lines):
@@ -165,14 +208,75 @@ class Lines:
         for text in filter(None, texts):
             self._take(member, json.loads(text))
 
+    def _welcome(self, endpoint: Endpoint) -> None:
+        with contextlib.suppress(OSError):
+            line, _ = endpoint.listener.accept()
+            line.setblocking(False)
+            self._selector.register(line, selectors.EVENT_READ, Guest(line))
+
+    def _hear(self, guest: Guest) -> None:
+        """Reads what a process at the endpoint says; it waits in line once it has said all."""
+        assert self._endpoint is not None
+        try:
+            found = guest.line.recv(1 << 16)
+        except OSError:
+            found = b""
+        guest.said += found
+        if found and len(guest.said) <= MAX_ASKED and not guest.said.endswith(b"\n"):
+            return
+        self._selector.unregister(guest.line)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            told = json.loads(guest.said)
+            if secrets.compare_digest(str(told["token"]), self._endpoint.token):
+                self._queue.append((guest, {name: told[name] for name in ("asked", "address", "key")}))
+                return
+        guest.line.close()
+
+    def _let_in(self, guest: Guest, told: dict[str, Any]) -> None:
+        """Gives a process a number, and tells all members to connect to it; or refuses it."""
+        assert self._endpoint is not None
+        guest.line.settimeout(SEND_S)
+        with contextlib.suppress(OSError):
+            if refused := self._endpoint.admits(told["asked"]):
+                guest.line.sendall(json.dumps({"refused": refused}).encode() + b"\n")
+                guest.line.close()
+                return
+            number = self._highest = self._highest + 1
+            others = [member for member in self.alive if member != self.member]
+            answer = {"member": number, "leader": self.member, "others": others, "facts": self._endpoint.facts}
+            guest.line.sendall(json.dumps(answer).encode() + b"\n")
+            self.newcomers[number] = False
+            self.lost.pop(number, None)
+            for member in others:
+                self._send(member, json.dumps({"newcomer": number, "address": told["address"], "key": told["key"]}).encode() + b"\n")
+            self._add(number, guest.line)
+
+    def _greet(self, number: int, address: list[Any], key: str) -> None:
+        """Connects to a process that the lowest rank lets in."""
+        with contextlib.suppress(OSError):
+            line = socket.create_connection(tuple(address), ANSWER_S)
+            line.sendall(key.encode() + b"%8d" % self.member)
+            old = self._lines.pop(number, None)
+            if old is not None:  # of one that another lowest rank had let in
+                self._selector.unregister(old)
+                old.close()
+            self.lost.pop(number, None)
+            self.newcomers[number] = False
+            self._highest = max(self._highest, number)
+            self._add(number, line)
+
     def _take(self, member: int, facts: dict[str, Any]) -> None:
+        if "newcomer" in facts:
+            self._greet(facts["newcomer"], facts["address"], facts["key"])
+        if "joins" in facts and member in self.newcomers:
+            self.newcomers[member] = True
         if "out" in facts:
             self.left_out = self._alarmed = True
         if "done" in facts:
             self.done.add(member)
         if "left" in facts:
             self.ready[member] = max(self.ready.get(member, -1), facts["left"])
-            if self._generation is not None and self.ready[member] >= self._generation:
+            if self._generation is not None and member in self.members and self.ready[member] >= self._generation:
                 self._alarmed = True
         if "form" in facts and (self.form is None or facts["form"] > self.form["form"]):
             self.form = facts
@@ -190,7 +294,8 @@ class Lines:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line)
         line.close()
-        if member in self.done:
+        if member in self.done or self.newcomers.pop(member, None) is not None:
+            self.changed.notify_all()
             return
         self.lost[member] = why
         if self._generation is not None and member in self.members:

@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from ..errors import RankLostError
 from .lines import ENDED, Lines
 from .ranks import open_store
-from .sockets import own_address
 
 OWN_STORE_S = 10.0  # to open a store in this process
 
@@ -40,15 +40,16 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
             newest = max([lines.ready.get(member, -1) for member in alive], default=-1)
             form = lines.form
             if form is not None and form["form"] > max(left, newest):
-                if form["members"] == alive:
-                    return Meeting(form["form"], alive, *form["address"])
+                if [member for member in form["members"] if member not in lines.newcomers] == alive:
+                    return Meeting(form["form"], form["members"], *form["address"])
                 newest = form["form"]  # a member is lost since
             if newest > left:
                 left = newest
                 lines.say(left=left)
-            late = [member for member in alive if member != lines.member and lines.ready.get(member, -1) < left]
+            called = sorted([*alive, *(newcomer for newcomer, is_ready in lines.newcomers.items() if is_ready)])
+            late = [member for member in called if member != lines.member and lines.ready.get(member, -1) < left]
             if alive[0] == lines.member and not late:
-                return _call(lines, left + 1, alive)
+                return _call(lines, left + 1, called)
             if time.monotonic() > deadline:
                 deadline = time.monotonic() + limit_s
                 for member in late or alive[:1]:
@@ -56,8 +57,27 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
             lines.changed.wait(max(0.01, deadline - time.monotonic()))
 
 
+def wait_for_place(lines: Lines, limit_s: float) -> Meeting:
+    """Waits for the first group of a process that joins. It leaves what the members leave, and is in none before."""
+    deadline, left = time.monotonic() + limit_s, -1
+    with lines.changed:
+        lines.say(joins=True)
+        while True:
+            newest = max([lines.ready.get(member, -1) for member in lines.connected], default=-1)
+            if newest > left:
+                left = newest
+                lines.say(left=left)
+            form = lines.form
+            if form is not None and form["form"] > left and lines.member in form["members"]:
+                if set(form["members"]) <= {lines.member, *lines.connected}:
+                    return Meeting(form["form"], form["members"], *form["address"])
+            if not lines.connected or lines.left_out or time.monotonic() > deadline:
+                raise RankLostError(f"rank {lines.member}: the ranks have not let in this process; start it again")
+            lines.changed.wait(max(0.01, deadline - time.monotonic()))
+
+
 def _call(lines: Lines, generation: int, alive: list[int]) -> Meeting:
-    address = own_address()
+    address = lines.address
     store = open_store(address, 0, here=True, timeout_s=OWN_STORE_S)
     lines.say(form=generation, members=alive, address=[address, store.port])
     return Meeting(generation, alive, address, store.port, store)

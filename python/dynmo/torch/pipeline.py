@@ -62,15 +62,19 @@ class Pipeline:
         metrics: Sequence[str] = (),
         seed: Optional[int] = None,
         timeout_s: float = 1800,
+        joins: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self._ranks = Ranks(timeout_s)
-        self._ranks.attempt("Pipeline: its settings", lambda: (None, {
+        self._joins = joins
+        if joins and self._ranks.world > 1:
+            raise BadInputError(f"joins=True in a group of {self._ranks.world} ranks, wanted a process of its own, without a launcher")
+        self._settings = self._ranks.attempt("Pipeline: its settings", lambda: 2 * ({
             **start.versions(), "micro_batches": micro_batches, "accumulation": accumulation, "schedule": schedule, "balance": balance,
             "balancer": balancer, "steps": steps, "seed": seed, "limits": limits, "plan": start.describe_plan(plan),
-            "replicas": describe_replicas(replicas), **start.describe_optimizer(optimizer),
-        }))
-        self._ranks.divide(replicas)
+            "replicas": describe_replicas(replicas), **start.describe_optimizer(optimizer), "run": run is not None,
+        },))
+        self._ranks.divide(1 if joins else replicas)
         if metrics and run is None:
             raise BadInputError(f"metrics={metrics!r} without run, wanted run=FOLDER, where they are written")
         if micro_batches < 1 or accumulation < 1:
@@ -78,7 +82,7 @@ class Pipeline:
         self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))
         self.micro_batches, self._accumulation = micro_batches, accumulation
         self._seed = start.seed_of(draws, seed, self._ranks)
-        self.plan = start.first_plan(self._split, self._ranks, micro_batches, schedule, plan)
+        self.plan = start.first_plan(self._split, self._ranks, micro_batches, schedule, None if joins else plan)
         self.marks = Marks(len(self._split.layers), self._split.device.clock)
         self._clip = Clip(self._split, self._ranks)
         self._mover = Mover(self._split, self._ranks, optimizer)
@@ -92,7 +96,8 @@ class Pipeline:
         if balance and (self._ranks.size > 1 or run is not None):
             self._balancer = Balancer(self._split, self._ranks.size, self._balancing)
         self._record: Optional[Record] = None
-        if run is not None:
+        self._run_folder, self._metrics = run, metrics
+        if run is not None and not joins:
             self._record = self._ranks.attempt(
                 f"run={run}", lambda: (Record(run, self._ranks, self.plan, micro_batches, accumulation, steps, metrics), {})
             )
@@ -102,6 +107,7 @@ class Pipeline:
         start.untie_optimizer(self._split, optimizer)
         # The first batch is checked against the whole model, so layers of other ranks stay until then.
         self._whole = True
+        self._asked = False  # at the end of the newest step, for a change of the ranks
         self._saved: Optional[saving.Path] = None  # the newest checkpoint
         self._searches = balance and balancer == "search"
         self._checked_apart = False  # also with I and W apart
@@ -357,9 +363,14 @@ class Pipeline:
         if self._balancer is not None:
             self._balancer.not_timed()
         if training and self._ranks.world > 1:
-            self._whole = False
             self._checked_apart = self._runs_apart()
             release_others(self._split.layers, self.plan.owners, self.rank, self.optimizer)
+            self._divide()
+
+    def _divide(self) -> None:
+        """Layers are on other ranks from now on."""
+        if self._whole:
+            self._whole = False
             saving.refuse_reading(self.module)
 
     def _runs_apart(self) -> bool:
@@ -415,7 +426,9 @@ class Pipeline:
             if self.rank < self.ranks:
                 own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, contexts[0])
             own.tokens = self._tokens
+        own.asked = self._ranks.number == 0 and self._ranks.asks is not None and self._ranks.asks()
         told = exchange(self._ranks, len(contexts), len(self._split.layers), own, whole=balancer is not None)
+        self._asked = told.asked
         if balancer is not None:
             balancer.observe(told, self.plan, frozen)
             if self._record is not None:

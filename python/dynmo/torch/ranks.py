@@ -99,6 +99,7 @@ class Ranks:
         self._began = False  # torch.distributed, for all of the process
         self._timeout_s = timeout_s
         self._sockets = Sockets()
+        self.asks: Optional[Callable[[], bool]] = None  # whether the ranks are to change, where this one is the first
         self.heard: Optional[Callable[[], bool]] = None  # whether a rank is lost, where connections beside the group tell it
         _OPEN.add(self)
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -16,17 +16,20 @@ Path = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class Recovery:
-    """A loss as it went. Ranks have the numbers that they had at the start."""
+    """A loss as it went, or new ranks. Ranks have the numbers that they had at the start."""
 
     lost: tuple[int, ...]
     ranks: tuple[int, ...]
     step: int  # the first one that is run again
     again: int
     seconds: float
+    joined: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        came = [f"joined: {joined(self.joined)}"] if self.joined else []
+        gone = [f"lost ranks: {joined(self.lost)}"] if self.lost or not came else []
         return (
-            f"lost ranks: {joined(self.lost)}; on with ranks {joined(self.ranks)} from step {self.step} ({self.again} steps again), "
+            f"{'; '.join(gone + came)}; on with ranks {joined(self.ranks)} from step {self.step} ({self.again} steps again), "
             f"in {self.seconds * 1e3:.0f} ms"
         )
 
@@ -39,11 +42,13 @@ class Record:
     """One rank's files, those of rank p of replica r under r x P + p. The lowest rank that is left has the events and the load trace, too."""
 
     def __init__(self, folder: Path, ranks: Ranks, plan: Plan, micro_batches: int, accumulation: int, steps: int,
-                 metrics: Sequence[str] = ()) -> None:
-        self._numbers = {number: replica * ranks.size + rank for replica, row in enumerate(ranks.layout) for rank, number in enumerate(row)}
-        self._number = self._numbers[ranks.number]
+                 metrics: Sequence[str] = (), rows: "Sequence[Sequence[int]] | None" = None, member: int = -1) -> None:
+        """With `rows`, those at the start, `member` has joined them since."""
+        start = ranks.layout if rows is None else rows
+        self._numbers = {number: replica * len(row) + rank for replica, row in enumerate(start) for rank, number in enumerate(row)}
+        self._number = self._number_of(ranks.number if rows is None else member)
         self._leads = self._number == 0
-        self._log = RunLog(os.fspath(folder), self._number, ranks=ranks.world, metrics=list(metrics))
+        self._log = RunLog(os.fspath(folder), self._number, first_step=int(rows is not None), ranks=ranks.world, metrics=list(metrics))
         self._ranks, self._started, self._replicas = ranks, ranks.world, ranks.replicas
         self._facts: dict[int, dict[str, float]] = {}  # by step
         self._moved = 0
@@ -70,15 +75,25 @@ class Record:
 
     def go_on(self, recovery: Recovery, why: dict[int, str], source: str, plan: Plan) -> None:
         """Goes back to the step of a recovery. `why` is of the lost ranks; `source` is where their layers come from."""
-        step, ranks = recovery.step, sorted(self._numbers[rank] for rank in recovery.ranks)
-        lost = {self._numbers[rank]: f"rank {self._numbers[rank]} {why[rank]}" for rank in recovery.lost}
+        step, ranks = recovery.step, sorted(map(self._number_of, recovery.ranks))
+        lost = {self._number_of(rank): f"rank {self._number_of(rank)} {why[rank]}" for rank in recovery.lost}
         self._leads = self._number == ranks[0]
         self._facts = {number: facts for number, facts in self._facts.items() if number < step}
         self._log.go_on(step, self._leads, sorted(lost), len(ranks))
+        if not lost:
+            before = [number for number in ranks if number not in map(self._number_of, recovery.joined)]
+            self._log.event("size", step, {
+                "why": "joined", "ranks_before": before, "ranks": ranks, "seconds": recovery.seconds, "plan": plan.document(),
+            })
+            return
         self._log.event("loss", step + recovery.again, {"lost": sorted(lost), "why": "; ".join(lost[number] for number in sorted(lost))})
         self._log.event("recovery", step, {
             "ranks": ranks, "from": source, "steps_again": recovery.again, "ms": {"all": recovery.seconds * 1e3}, "plan": plan.document(),
         })
+
+    def _number_of(self, member: int) -> int:
+        """The number of a member in the files; one that has joined keeps its own."""
+        return self._numbers.get(member, member)
 
     def close(self, step: int, profile: Any) -> None:
         """Ends the files; the summary and the profile of the leader are written where a step was done."""

@@ -95,9 +95,9 @@ class Snapshots:
         """The group is another one: a snapshot is due, and steps have taken other times."""
         self._due, self._taken = 0, None
 
-    def note(self, plan: Plan, step: int) -> None:
-        """The layers are as they are before `step`. Other replicas have the same ones, so they may do instead of a snapshot."""
-        if self._ranks.replicas > 1:
+    def note(self, plan: Plan, step: int, changes: bool = False) -> None:
+        """The layers are as they are before `step`. They may do instead of a snapshot, if other replicas have them, or if no rank is lost."""
+        if self._ranks.replicas > 1 or changes:
             self._live = _Live(step, self._common(plan), self._updates(), self._versions())
 
     def take(self, generation: int, plan: Plan, step: int) -> None:
@@ -123,6 +123,17 @@ class Snapshots:
         self.cost_s = cost_s
         self.every = self._fixed or (math.ceil(cost_s / (SHARE * slowest_s)) if slowest_s > 0 else 1)
         self._due, self._taken = step + self.every, (step, perf_counter())
+
+    def common(self, key: Key) -> Common:
+        """What a process that joins is told of a snapshot."""
+        return self._slot(key).common
+
+    def adopt(self, key: Key, common: Common) -> None:
+        """A snapshot of which this rank, which has joined, has no layers."""
+        if key[1] == LIVE:
+            self._live = _Live(key[0], common, self._updates(), self._versions())
+        else:
+            self._slots[key] = Slot(common, {})
 
     def rewind(self, key: Key) -> Plan:
         """Drops gradients, puts back what all ranks have alike, and returns the plan of the snapshot."""
@@ -160,6 +171,7 @@ class Snapshots:
                 state.take_in(layer, self._optimizer, arrived[index], self._split.device.device)
             elif key[1] != LIVE:
                 state.put_back(layer, self._optimizer, slot.layers[index], self._split.device.device)
+        self._live = None
         self.note(plan, key[0])
         return True
 
@@ -198,14 +210,15 @@ def _tensors(layer: Layer) -> list[torch.Tensor]:
     return [*layer.parameters.values(), *layer.buffers.values()]
 
 
-def choose(told: Sequence[Holding], layers: int) -> "tuple[Key, list[list[int]]] | None":
+def choose(told: "Sequence[Holding | None]", layers: int) -> "tuple[Key, list[list[int]]] | None":
     """The newest snapshot that all survivors have and that has every layer, with the ranks that hold each layer.
 
-    `told` has what each survivor holds, in the order of their ranks.
+    `told` has what each rank holds, None if it has just joined.
     """
-    for key in sorted(told[0], reverse=True):
-        if all(key in holding for holding in told):
-            holders = [[rank for rank, holding in enumerate(told) if layer in holding[key]] for layer in range(layers)]
+    survivors = {rank: holding for rank, holding in enumerate(told) if holding is not None}
+    for key in sorted({key for holding in survivors.values() for key in holding}, reverse=True):
+        if all(key in holding for holding in survivors.values()):
+            holders = [[rank for rank, holding in survivors.items() if layer in holding[key]] for layer in range(layers)]
             if all(holders):
                 return key, holders
     return None
@@ -227,13 +240,17 @@ def transfers_of(
 
 
 def rows_of(rows: Sequence[Sequence[int]], members: Sequence[int]) -> "list[list[int]] | None":
-    """The replicas of the members that are left, of those at the start; None if fewer are left than replicas.
+    """The replicas of the members that are there, of those at the start; None if they are fewer than replicas.
 
-    A member stays in its replica where that is not longer than others. Numbers are those of the new group.
+    A member stays in its replica where that is not longer than others, and one that has joined is in the shortest. Numbers are those of
+    the new group.
     """
     if len(members) < len(rows):
         return None
     left = [[member for member in row if member in members] for row in rows]
+    for member in members:
+        if not any(member in row for row in rows):
+            min(left, key=len).append(member)
     while min(map(len, left)) < len(members) // len(rows):
         longest, shortest = max(left, key=len), min(left, key=len)
         shortest.append(longest.pop())

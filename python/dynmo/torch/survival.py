@@ -9,12 +9,13 @@ from time import perf_counter
 from typing import Any, Optional
 
 from ..errors import BadInputError, RankLostError
-from . import meeting, start
+from . import joining, meeting, start
+from .endpoint import Path, join, open_endpoint
 from .lines import Lines, check_seconds
 from .pipeline import Pipeline
 from .ranks import STORE_S
 from .record import Recovery, joined
-from .snapshots import LIVE, Holding, Snapshots, choose, rows_of
+from .snapshots import LIVE, Holding, Key, Snapshots, choose, rows_of
 
 TRIES = 8  # groups that may fail in a row
 HEARD_S = 0.1  # an error of the group may be there before the news of a loss
@@ -29,12 +30,16 @@ class Survivor:
     `silence_s`: a rank that sends no beat for so long is left out, if more than half of the ranks are left.
     `wait_s`: how long ranks wait for each other after a loss, and for a message from then on.
     `told`: called with each Recovery, on every rank that is left.
+    `endpoint`: a file in a folder that all ranks share, by which new processes join between two steps. A new process runs the same program
+    without a launcher, with Pipeline(joins=True), and begins with the step that the others are at.
     """
 
     def __init__(
         self, pipe: Pipeline, *, keep: Sequence[Any] = (), every: int = 0, silence_s: float = 10, wait_s: float = 120,
-        told: Optional[Callable[[Recovery], Any]] = None,
+        told: Optional[Callable[[Recovery], Any]] = None, endpoint: Optional[Path] = None,
     ) -> None:
+        if pipe._joins and endpoint is None:
+            raise BadInputError("Survivor: a pipeline with joins=True and no endpoint, wanted endpoint=FILE of the ranks that it joins")
         if every < 0:
             raise BadInputError(f"every={every}, wanted a number of steps, or 0")
         check_seconds("silence_s", silence_s)
@@ -45,6 +50,9 @@ class Survivor:
         self._pipe, self._silence_s, self._wait_s, self._told = pipe, silence_s, wait_s, told
         self._snapshots = Snapshots(pipe._split, pipe._ranks, pipe._mover, pipe.optimizer, keep, every, lambda: pipe._updates.begun)
         self._rows = pipe._ranks.layout  # members of each replica at the start
+        self._keep, self._endpoint = keep, endpoint
+        self._joins = False  # this process has nothing yet of what the others have
+        self._entered = True  # a group of the others
         self._lines: Optional[Lines] = None
         self._members: list[int] = []
         self._generation = 0
@@ -68,25 +76,47 @@ class Survivor:
         the steps since the newest snapshot. A loss in the first step, or of layers with all their copies, ends all ranks.
         """
         values: dict[int, Any] = {}
-        self._rows = self._pipe._ranks.layout
-        self._members, self._generation = list(range(self._pipe._ranks.world)), 0
+        pipe = self._pipe
         self._snapshots.clear()
-        lines = self._lines = Lines(self._pipe._ranks, self._silence_s) if len(self._members) > 1 else None
-        self._pipe._ranks.heard = (lambda: lines.hears_of_loss(HEARD_S)) if lines is not None else None
-        if not self._pipe._whole:  # in the first step ranks may differ in that
-            self._snapshots.note(self._pipe.plan, self._pipe.steps)
+        lines = self._lines = self._open_lines()
+        pipe._ranks.heard = (lambda: lines.hears_of_loss(HEARD_S)) if lines is not None else None
+        pipe._ranks.asks = lines.asks if lines is not None and self._endpoint is not None else None
+        if not pipe._whole:  # in the first step ranks may differ in that
+            self._snapshots.note(pipe.plan, pipe.steps)
         done = False
         try:
+            self._open_endpoint()
+            if self._joins:
+                self._recover()
             while not self._go(train_step, steps, values):
                 self._recover()
             done = True
         finally:
             if lines is not None:
                 lines.close(done)
-            self._pipe._ranks.heard = None
+            pipe._ranks.heard = pipe._ranks.asks = None
         return [values[number] for number in sorted(values)]
 
     # --- Inside. ---
+
+    def _open_lines(self) -> Optional[Lines]:
+        """Connections to all ranks; of a process that joins, to those that let it in."""
+        ranks = self._pipe._ranks
+        self._joins, self._entered = self._pipe._joins, not self._pipe._joins
+        if self._joins:
+            assert self._endpoint is not None
+            entry = join(self._endpoint, joining.settings_of(self._pipe, self._keep), self._wait_s)
+            self._rows, self._members, self._generation = entry.facts["rows"], sorted(entry.lines), -1
+            return Lines(ranks, self._silence_s, entry)
+        self._rows, self._members, self._generation = ranks.layout, list(range(ranks.world)), 0
+        return Lines(ranks, self._silence_s) if ranks.world > 1 or self._endpoint is not None else None
+
+    def _open_endpoint(self) -> None:
+        """Lets processes in, if this is the lowest rank."""
+        lines = self._lines
+        if lines is not None and self._endpoint is not None and self._members[0] == lines.member and not lines.is_open:
+            own = joining.settings_of(self._pipe, self._keep)
+            lines.open(open_endpoint(self._endpoint, lines.address, lambda asked: joining.refusal(own, asked), {"rows": self._rows}))
 
     def _go(self, train_step: Callable[[int], Any], steps: int, values: dict[int, Any]) -> bool:
         """Runs the steps that are left; returns whether all are done, or a rank is lost."""
@@ -97,7 +127,10 @@ class Survivor:
                 values[number] = train_step(number)
                 if pipe.steps != number + 1:
                     raise BadInputError(f"train_step: {pipe.steps - number} calls of pipe.step(), wanted one")
-                self._snapshots.note(pipe.plan, pipe.steps)
+                self._snapshots.note(pipe.plan, pipe.steps, changes=pipe._asked)
+                if pipe._asked and pipe.steps < steps:
+                    pipe._ranks.gather(None)  # all ranks have done this step
+                    return False
                 if self._snapshots.is_due(pipe.steps):
                     self._snapshots.take(self._generation, pipe.plan, pipe.steps)
             pipe._ranks.gather(None)
@@ -136,9 +169,11 @@ class Survivor:
         else:
             raise RankLostError(f"rank {self._member}: {TRIES} groups did not form; start again from {self._checkpoint}")
         lost = tuple(member for member in before if member not in self._members)
+        came = tuple(member for member in self._members if member not in before)
         step = self._pipe.steps
-        recovery = Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin)
+        recovery = Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin, came)
         self._record(recovery)
+        self._open_endpoint()
         if self._told is not None:
             self._told(recovery)
 
@@ -160,34 +195,55 @@ class Survivor:
         pipe, lines = self._pipe, self._lines
         assert lines is not None
         pipe._ranks.drop()
-        found = meeting.meet(lines, lines.leave(), self._wait_s)
+        if not self._entered:
+            found: "meeting.Meeting | str" = meeting.wait_for_place(lines, self._wait_s)
+        else:
+            found = meeting.meet(lines, lines.leave(), self._wait_s)
         if isinstance(found, str):
             return found
         self._generation, self._members = found.generation, found.members
         lines.enter(found.generation, found.members)
+        self._entered = True
         rows = rows_of(self._rows, found.members)
         if rows is None:
             return f"lost ranks: {joined(tuple(sorted(lines.lost)))}; {len(found.members)} are left for {len(self._rows)} replicas"
         pipe._ranks.reform(found.members.index(lines.member), rows, found.address, found.port, f"dynmo/{found.generation}", self._wait_s, store_s)
-        told = pipe._ranks.gather(self._snapshots.holdings())
+        told = pipe._ranks.gather(None if self._joins else self._snapshots.holdings())
         chosen = choose(told, len(pipe.layers))
         if chosen is None:
             return self._missing(told)
         key, holders = chosen
         self._source = key[1]
+        self._tell(key, told)
         self._measured = pipe.profile() or self._measured
         plan = start.next_plan(pipe._split, pipe._ranks, pipe.micro_batches, self._snapshots.rewind(key), self._measured)
         if not self._snapshots.restore(key, holders, plan):
             raise RankLostError("bytes of a layer arrived damaged")
         pipe._go_on(plan, key[0])
+        pipe._divide()
+        if self._joins:
+            self._joins = False
+            joining.begin_record(pipe, self._rows, lines.member)
         self._snapshots.restart()
         if self._snapshots.is_due(pipe.steps):
             self._snapshots.take(self._generation, plan, pipe.steps)
         return ""
 
-    def _missing(self, told: Sequence[Holding]) -> str:
+    def _tell(self, key: Key, told: "Sequence[Holding | None]") -> None:
+        """Tells processes that join what all others have alike."""
+        if all(holding is not None for holding in told):
+            return
+        first = next(number for number, holding in enumerate(told) if holding is not None)
+        own = (self._snapshots.common(key), joining.facts_of(self._pipe)) if self._pipe._ranks.number == first else None
+        common, facts = self._pipe._ranks.gather(own)[first]
+        if self._joins:
+            self._snapshots.adopt(key, common)
+            joining.learn(self._pipe, facts)
+
+    def _missing(self, all_told: "Sequence[Holding | None]") -> str:
         """Which layers are nowhere."""
         assert self._lines is not None
+        told = [holding for holding in all_told if holding is not None]
         lost = joined(tuple(sorted(self._lines.lost)))
         keys = {key for holding in told for key in holding if key[1] != LIVE}
         if not keys:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process must have as the ranks that it joins, and what they tell it (endpoint.py, survival.py)."""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from . import checks
+from .pipeline import Pipeline
+from .record import Record
+
+
+def settings_of(pipe: Pipeline, keep: Sequence[Any]) -> dict[str, Any]:
+    """What must be alike, as JSON gives it. Weights need not be: they come from the ranks."""
+    shapes = {
+        f"list of parameters of layer {layer.name}": checks.digest([(name, tuple(p.shape), p.dtype) for name, p in layer.parameters.items()])
+        for layer in pipe._split.layers
+    }
+    found: dict[str, Any] = json.loads(json.dumps({**pipe._settings, "keep": [type(kept).__name__ for kept in keep], **shapes}))
+    return found
+
+
+def refusal(own: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Why a process with other settings cannot join; "" if it can."""
+    for name in [*own, *asked]:
+        if own.get(name) != asked.get(name):
+            return f"this process has another {name} than the pipeline: {asked.get(name)}, wanted {own.get(name)}"
+    return ""
+
+
+def facts_of(pipe: Pipeline) -> dict[str, Any]:
+    """What a process is told, beside a snapshot."""
+    return {"seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart}
+
+
+def learn(pipe: Pipeline, facts: dict[str, Any]) -> None:
+    pipe._seed, pipe._kinds, pipe._checked_apart = facts["seed"], facts["kinds"], facts["apart"]
+
+
+def begin_record(pipe: Pipeline, rows: Sequence[Sequence[int]], member: int) -> None:
+    """The files of a process that has joined, if the run has files."""
+    if pipe._run_folder is not None:
+        pipe._record = Record(
+            pipe._run_folder, pipe._ranks, pipe.plan, pipe.micro_batches, pipe._accumulation, 0, pipe._metrics, rows, member
+        )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New processes join ranks that train, and some are killed on the way: losses, weights and states are those of the plain loop."""
+import json
+import pathlib
+import signal
+import socket
+import types
+import unittest
+
+import torch
+
+import dynmo
+import dynmo.torch as dt
+from drawn import drawn
+from dynmo.torch import endpoint, joining, lines
+from torch_support import RankCase
+from torch_survival_test import run
+
+BASE = {"family": "llama", "micro_batches": 4, "ranks": 2, "steps": 8, "clip": 1.0, "every": 2, "kills": []}
+WITHIN = ("new group", "restore", "vote")
+
+
+class Joining(RankCase):
+    def test_processes_join_with_the_same_bits(self):
+        place, other = drawn(WITHIN, 1, "the place of a loss within a join")[0], drawn(WITHIN, 1, "the place where a newcomer is lost")[0]
+        cases = [
+            # The second one joins by the rank that leads after the first is lost.
+            {**BASE, "name": "a new leader", "plain": True, "joins": [1, 5], "kills": [[0, 3, "step"]], "run": str(self.folder / "files")},
+            {**BASE, "name": "replicas", "plain": True, "replicas": 2, "joins": [1, 2], "kills": [[2, 5, "backward"]]},
+            {**BASE, "name": "alone", "ranks": 1, "joins": [1]},
+            {**BASE, "name": "a member is lost within", "ranks": 3, "joins": [3], "kills": [[1, 3, place]]},
+            {**BASE, "name": "the newcomer is lost within", "joins": [3], "kills": [[2, -1, other]]},
+        ]
+        codes = run(self.folder, cases)
+        plain = {name: torch.load(self.folder / name / "plain.pt") for name in ("a new leader", "replicas")}
+        for case, ended in zip(cases, codes):
+            with self.subTest(**case):
+                victims = [victim for victim, _, _ in case["kills"]]
+                count = case["ranks"] + len(case["joins"])
+                self.assertEqual(ended[:count], [-signal.SIGKILL if rank in victims else 0 for rank in range(count)], self.said(case))
+                wanted = plain["replicas" if "replicas" in case else "a new leader"]
+                self.check(case, wanted, [rank for rank in range(count) if rank not in victims])
+        self.check_files(cases[0])
+
+    def said(self, case):
+        return "\n".join(path.read_text(encoding="utf-8") for path in sorted((self.folder / case["name"]).glob("*.txt")))
+
+    def check(self, case, wanted, left):
+        parts = [torch.load(self.folder / case["name"] / f"rank-{rank}.pt") for rank in left]
+        for rank, part in zip(left, parts):
+            if rank >= case["ranks"]:  # it has no losses of the steps before
+                joined = 2 * (case["joins"][rank - case["ranks"]] + 1)
+                first = len(wanted["losses"]) - len(part["losses"])
+                self.assertTrue(first == joined or first < joined and "within" in case["name"], first)  # all may go back to a snapshot
+                self.assertEqual(part["losses"], wanted["losses"][first:])
+                part["losses"] = wanted["losses"]
+        names = [name for part in parts for name in part["weights"]]
+        self.assertEqual(len(names), len(wanted["weights"]) * case.get("replicas", 1))
+        for part in parts:
+            some = {name: wanted["weights"][name] for name in part["weights"]}
+            self.assert_same({**wanted, "weights": some, "state": {name: wanted["state"][name] for name in some}}, [part])
+
+    def check_files(self, case):
+        folder = pathlib.Path(case["run"])
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        kinds = [event["event"] for event in events if event["event"] not in ("decision", "move")]
+        self.assertEqual(kinds, ["start", "size", "loss", "recovery", "size", "end"])
+        sizes = [(event["ranks_before"], event["ranks"], event["step"]) for event in events if event["event"] == "size"]
+        self.assertEqual(sizes, [([0, 1], [0, 1, 2], 2), ([1, 2], [1, 2, 3], 6)])
+        for rank, first in ((1, 0), (2, 2), (3, 6)):
+            records = (folder / "records" / f"rank-{rank}.jsonl").read_text(encoding="utf-8").splitlines()
+            self.assertEqual([json.loads(record)["step"] for record in records], list(range(first, case["steps"])))
+
+    # --- At the endpoint. ---
+
+    def open(self):
+        """A rank alone that lets processes in."""
+        ranks = types.SimpleNamespace(
+            number=0, world=1, gather=lambda value: [value], attempt=lambda what, call: call()[0], abort=lambda: None
+        )
+        found = lines.Lines(ranks, 60)
+        found.open(endpoint.open_endpoint(self.folder / "endpoint", found.address, lambda asked: joining.refusal({"steps": 8}, asked), {"rows": [[0]]}))
+        self.addCleanup(found.close, True)
+        return found
+
+    def test_a_process_is_let_in_or_refused_in_a_line(self):
+        own = self.open()
+        with self.assertRaisesRegex(dynmo.BadInputError, "this process has another steps than the pipeline: 9, wanted 8"):
+            endpoint.join(self.folder / "endpoint", {"steps": 9}, 30)
+        with self.assertRaisesRegex(dynmo.BadInputError, "another schedule than the pipeline: gpipe, wanted None"):
+            endpoint.join(self.folder / "endpoint", {"steps": 8, "schedule": "gpipe"}, 30)
+        self.assertEqual((self.folder / "endpoint").stat().st_mode & 0o777, 0o600)
+        place = json.loads((self.folder / "endpoint").read_text(encoding="utf-8"))
+        for said in (b"GET / HTTP/1.0\r\n\r\n", b'{"token": "wrong", "asked": {}, "address": [], "key": ""}\n', b"[]\n", b'{"token": 1}\n'):
+            with socket.create_connection((place["address"], place["port"])) as stranger:
+                stranger.sendall(said)
+                self.assertEqual(stranger.recv(1), b"")  # closed
+        self.assertFalse(own.asks())
+        entry = endpoint.join(self.folder / "endpoint", {"steps": 8}, 30)
+        self.assertEqual((entry.member, sorted(entry.lines), entry.facts), (1, [0], {"rows": [[0]]}))
+        self.assertFalse(own.asks())  # it has not said that it has all lines
+        entry.lines[0].sendall(b'{"joins": true}\n')
+        with own.changed:
+            self.assertTrue(own.changed.wait_for(own.asks, 30))
+        entry.lines[0].close()  # it is lost before it was a member, and the next one has its place
+        again = endpoint.join(self.folder / "endpoint", {"steps": 8}, 30)
+        self.assertEqual(again.member, 2)
+        again.lines[0].close()
+        self.assertFalse(own.hears_of_loss(0))
+
+    def test_a_endpoint_that_is_none(self):
+        missing, now = self.folder / "none" / "endpoint", endpoint.FIND_S
+        endpoint.FIND_S = 0.1
+        self.addCleanup(setattr, endpoint, "FIND_S", now)
+        with self.assertRaisesRegex(dynmo.BadInputError, "endpoint=.*none/endpoint: no rank listens .*, wanted the file of a Survivor that trains"):
+            endpoint.join(missing, {}, 1)
+        with self.assertRaisesRegex(dynmo.BadInputError, "endpoint=.*none/endpoint: it cannot be written .*, wanted a file in a folder"):
+            endpoint.open_endpoint(missing, "127.0.0.1", lambda asked: "", {})
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        layers = {"layers": [("a", model[0]), ("b", model[1])], "loss_fn": torch.nn.functional.mse_loss, "hidden": lambda given: given}
+        pipe = dt.Pipeline(optimizer=None, micro_batches=1, joins=True, **layers)
+        with self.assertRaisesRegex(dynmo.BadInputError, "joins=True and no endpoint, wanted endpoint=FILE"):
+            dt.Survivor(pipe)
+
+
+if __name__ == "__main__":
+    unittest.main()
