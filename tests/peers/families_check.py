@@ -11,11 +11,11 @@ import os
 import pathlib
 import random
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import warnings
+
+import gloo_ranks
 
 RANKS, STEPS, LENGTH, MICRO_BATCHES = 3, 10, 8, 2
 LIMIT_S = 120  # of one family
@@ -241,30 +241,12 @@ def kinds_behind_auto():
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def run_group(kinds, folder):
-    environment = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
-                   "CUDA_VISIBLE_DEVICES": ""}
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, "--rank", folder, "--only", *kinds], env={**environment, "RANK": str(rank)},
-                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for rank in range(RANKS)
-    ]
-    for process in ranks:
-        process.wait()
-
-
 def sweep(kinds):
     """What came of each family, on all ranks the same; a group that ended goes on behind the family that ended it."""
     found, rest = {}, list(kinds)
     with tempfile.TemporaryDirectory() as folder:
         while rest:
-            run_group(rest, folder)
+            gloo_ranks.run([sys.executable, __file__, "--rank", folder, "--only", *rest], RANKS, LIMIT_S * (len(rest) + 1))
             for kind in list(rest):
                 paths = [pathlib.Path(folder, f"{kind}.{rank}") for rank in range(RANKS)]
                 said = [tuple(path.read_text().partition("\t")[::2]) if path.exists() else ("?fails", "a rank ended or hung") for path in paths]
@@ -305,11 +287,10 @@ def main():
     parser.add_argument("--rank", help="folder of the results; this process is one rank")
     parser.add_argument("--table", type=pathlib.Path, help="a page, whose table is written again")
     arguments = parser.parse_args()
-    if arguments.dynmo:
-        os.environ["PYTHONPATH"] = str(pathlib.Path(arguments.dynmo).resolve().parents[2] / "python")
     if arguments.rank:
         rank_main(arguments.only, arguments.rank)
         return 0
+    gloo_ranks.use_package(arguments.dynmo)
     import transformers
 
     found = sweep(arguments.only or kinds_behind_auto())

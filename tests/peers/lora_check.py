@@ -6,18 +6,17 @@ Losses, adapters and their moments must be those of the plain loop, bit for bit,
 """
 import argparse
 import itertools
-import os
-import pathlib
 import random
 import subprocess
 import sys
 import tempfile
 import warnings
 
-from families_check import RANKS, batch_of, config_of, free_port, random_plan
+import gloo_ranks
+from families_check import RANKS, batch_of, config_of, random_plan
 
 CASES = list(itertools.product(("llama", "qwen3"), ("no", "plain", "reentrant"), ("1f1b", "zb-h1")))
-STEPS, MICRO_BATCHES = 6, 2
+STEPS, MICRO_BATCHES, LIMIT_S = 6, 2, 1800
 
 
 def make(kind, checkpointing):
@@ -73,13 +72,15 @@ def state_of(model, optimizer):
     }
 
 
-def rank_main():
+def rank_main(path):
+    """Writes a line for each case; returns the exit code."""
     import torch
     import torch.distributed as dist
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    code = 0
     for kind, checkpointing, schedule in CASES:
         wanted_losses, *wanted = loop(kind, checkpointing)
         try:
@@ -92,37 +93,30 @@ def rank_main():
             why = why or ("" if sorted(itertools.chain(*names)) == sorted(all_of) else "not every adapter is on one rank")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
+        code = 1 if why else code
         if dist.get_rank() == 0 or why:
-            print(f"{'FAIL' if why else 'PASS'} {kind} {checkpointing} {schedule}: {why or 'equal'}", flush=True)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{'FAIL' if why else 'PASS'} {kind} {checkpointing} {schedule}: {why or 'equal'}\n")
+    return code
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dynmo", help="the program; its build folder has the package")
-    parser.add_argument("--rank", action="store_true", help="this process is one rank")
+    parser.add_argument("--rank", help="the file of verdicts; this process is one rank")
     arguments = parser.parse_args()
     if arguments.rank:
-        rank_main()
-        return 0
+        return rank_main(arguments.rank)
     if subprocess.run([sys.executable, "-c", "import peft"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
         print("SKIP lora: no peft, which scripts/setup peers installs")
         return 0
-    environment = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
-                   "CUDA_VISIBLE_DEVICES": ""}
-    if arguments.dynmo:
-        environment["PYTHONPATH"] = str(pathlib.Path(arguments.dynmo).resolve().parents[2] / "python")
-    with tempfile.TemporaryDirectory() as folder:
-        said = [open(pathlib.Path(folder, str(rank)), "w+", encoding="utf-8") for rank in range(RANKS)]
-        ranks = [
-            subprocess.Popen([sys.executable, __file__, "--rank"], env={**environment, "RANK": str(rank)}, stdout=said[rank], stderr=subprocess.STDOUT)
-            for rank in range(RANKS)
-        ]
-        codes = [process.wait() for process in ranks]
-        for file in said:
-            file.seek(0)
-            print(file.read(), end="")
-            file.close()
-    return max(map(abs, codes))
+    gloo_ranks.use_package(arguments.dynmo)
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
+        failed = gloo_ranks.run([sys.executable, __file__, "--rank", said.name], RANKS, LIMIT_S)
+        print(said.read(), end="")
+    if failed:
+        print(f"FAIL lora: {failed.splitlines()[-1]}\n{failed}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

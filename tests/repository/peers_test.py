@@ -7,6 +7,29 @@ import tempfile
 import unittest
 
 RUN = pathlib.Path(__file__).resolve().parents[1] / "peers" / "run.py"
+sys.path.append(str(RUN.parent))
+import gloo_ranks
+
+
+class Ranks(unittest.TestCase):
+    """The starter that the programs share."""
+
+    def test_a_rank_that_fails_ends_the_others(self):
+        code = "import os, sys, time; print('rank', os.environ['RANK']); sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(1000)"
+        gloo_ranks.GRACE_S, now = 0.1, gloo_ranks.GRACE_S
+        self.addCleanup(setattr, gloo_ranks, "GRACE_S", now)
+        self.assertEqual(gloo_ranks.run([sys.executable, "-c", code], 3), "rank 0 was not done\nrank 2 was not done\nrank 1\n")
+
+    def test_ranks_that_are_not_done(self):
+        code = "import os, time; time.sleep(1000 if os.environ['RANK'] == '1' else 0)"
+        self.assertEqual(gloo_ranks.run([sys.executable, "-c", code], 2, 0.5).splitlines()[-1], "rank 1 was not done after 0.5 s")
+        self.assertEqual(gloo_ranks.run([sys.executable, "-c", ""], 2), "")
+
+    def test_a_package_that_ranks_cannot_import_is_a_line(self):
+        code = f"import sys; sys.path.append({str(RUN.parent)!r}); import gloo_ranks; gloo_ranks.use_package('/none/a/b/dynmo')"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+        self.assertEqual((done.returncode, done.stderr), (2, ""))
+        self.assertRegex(done.stdout, r"^FAIL .*: its ranks cannot import dynmo.torch \(.*\), wanted --dynmo PROGRAM of a build folder, .*\n$")
 
 
 class Runner(unittest.TestCase):
