@@ -6,6 +6,9 @@ Losses, adapters and their moments must be those of the plain loop, bit for bit,
 """
 import argparse
 import itertools
+import json
+import os
+import pathlib
 import random
 import subprocess
 import sys
@@ -16,6 +19,9 @@ import gloo_ranks
 from families_check import RANKS, batch_of, config_of, random_plan
 
 CASES = list(itertools.product(("llama", "qwen3"), ("no", "plain", "reentrant"), ("1f1b", "zb-h1")))
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "torch" / "lora.py"
+PIPED = ("from dynmo.torch import PipelineTrainer as Trainer  # dynmo: instead of `from transformers import Trainer`", "from transformers import Trainer")
+OPTION = ', pipeline={"run": f"{out}/run"})  # for `dynmo report OUT/run`'
 STEPS, MICRO_BATCHES, LIMIT_S = 6, 2, 1800
 
 
@@ -100,6 +106,26 @@ def rank_main(path):
     return code
 
 
+def check_example(folder):
+    """The Trainer's example under torchrun, compared with transformers' own Trainer on one process."""
+    text = EXAMPLE.read_text(encoding="utf-8").replace(*PIPED).replace(OPTION, ")")
+    assert "dynmo.torch" not in text and "pipeline" not in text.partition('"""')[2].partition('"""')[2], text
+    (folder / "plain.py").write_text(text, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for words in ([folder / "plain.py", folder / "plain"], [*launcher, EXAMPLE, folder / "piped"]):
+        done = subprocess.run([sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode != 0:
+            return done.stderr[-500:]
+    weights = [(folder / kind / "adapter_model.safetensors").read_bytes() for kind in ("plain", "piped")]
+    logs = [json.loads((folder / kind / "checkpoint-10" / "trainer_state.json").read_text())["log_history"] for kind in ("plain", "piped")]
+    records = [json.loads(line) for line in (folder / "piped" / "run" / "records" / "rank-1.jsonl").read_text().splitlines()]
+    if weights[0] != weights[1] or [(log["loss"], log["grad_norm"]) for log in logs[0]] != [(log["loss"], log["grad_norm"]) for log in logs[1]]:
+        return f"other adapters or logs: {logs}"
+    losses = [abs(record["loss"] - log["loss"]) < 1e-5 for record, log in zip(records, logs[0])]
+    return "" if losses == [True] * 10 else f"records have other losses: {records}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dynmo", help="the program; its build folder has the package")
@@ -116,7 +142,10 @@ def main():
         print(said.read(), end="")
     if failed:
         print(f"FAIL lora: {failed.splitlines()[-1]}\n{failed}")
-    return 1 if failed else 0
+    with tempfile.TemporaryDirectory() as place:
+        why = check_example(pathlib.Path(place))
+    print(f"FAIL example: {why}" if why else "PASS example: equal to transformers' Trainer")
+    return 1 if failed or why else 0
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def main(folder):
     with mock.patch.object(sys, "argv", ["trainer.py", str(folder / "example")]):
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     moves = Moves()
-    moves.trainer = make_trainer(dt.PipelineTrainer, folder / "piped", {"callbacks": [moves]}, seed=7)
+    moves.trainer = make_trainer(dt.PipelineTrainer, folder / "piped", {"callbacks": [moves], "pipeline": {"run": folder / "run"}}, seed=7)
     moves.trainer.train()
     result = {"whole": result_of(moves.trainer), "cut": moves.trainer.pipe.plan.cut}
     for kind in ("piped", "plain"):  # a checkpoint of ranks, and one of the plain Trainer

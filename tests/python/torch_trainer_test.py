@@ -2,6 +2,8 @@
 """A Trainer on two ranks has the logs, weights and optimizer state of transformers' own on one process, bit for bit."""
 import importlib.util
 import json
+import os
+import subprocess
 import unittest
 
 import torch
@@ -19,6 +21,7 @@ class Trainers(RankCase):
         parts = [torch.load(self.folder / f"rank-{rank}.pt") for rank in range(2)]
         self.assertEqual([part["cut"] for part in parts], ["4|2"] * 2)
         self.assert_same(wanted, [part["whole"] for part in parts])
+        self.check_records(wanted["losses"])
         # The last line has the mean loss since the start, or since the resume.
         wanted["losses"].pop()
         for kind in ("piped", "plain"):
@@ -33,6 +36,20 @@ class Trainers(RankCase):
         self.assertTrue((self.folder / "example" / "model.safetensors").exists())
         state = json.loads((self.folder / "example" / "checkpoint-10" / "trainer_state.json").read_text())
         self.assertEqual([log["step"] for log in state["log_history"]], list(range(1, 11)))
+
+    def check_records(self, logs):
+        """Of each rank, with the losses of the logs, each the mean over four steps."""
+        for rank in range(2):
+            lines = (self.folder / "run" / "records" / f"rank-{rank}.jsonl").read_text(encoding="utf-8").splitlines()
+            records = [json.loads(line) for line in lines]
+            self.assertEqual([record["step"] for record in records], list(range(10)))
+            for log in (log for log in logs if "loss" in log and log["step"] % 4 == 0):
+                losses = [record["loss"] for record in records[log["step"] - 4 : log["step"]]]
+                self.assertAlmostEqual(sum(losses) / 4, float(log["loss"]), places=3)
+            shorter = [record["step"] for record in records if record["step_s"] is None]
+            self.assertEqual(shorter, [2, 5, 8])  # of the end of the data, whose times say nothing
+        done = subprocess.run([os.environ["DYNMO"], "report", self.folder / "run"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
 
 if __name__ == "__main__":

@@ -337,7 +337,7 @@ class Pipeline:
         self._schedule_s = device.clock.seconds(begun, ended) + (self._schedule_s if self._rounds else 0.0)
         device.clock.free([begun, ended])
         last = training and self._rounds == self._accumulation - 1
-        return self._total(self._exchange(losses, frozen, last, contexts), divisor)
+        return self._total(self._exchange(losses, frozen, last, contexts, whole), divisor)
 
     def _used_seed(self) -> Optional[int]:
         return self._seed if self.module.training else None
@@ -416,7 +416,7 @@ class Pipeline:
                         "a step use accumulation=N"
                     )
 
-    def _exchange(self, losses: dict[int, float], frozen: int, last: bool, contexts: list[Context]) -> list[float]:
+    def _exchange(self, losses: dict[int, float], frozen: int, last: bool, contexts: list[Context], summed: bool) -> list[float]:
         """The losses of all micro-batches; at the end of a step also what layers took, unless it was shorter than others."""
         balancer = self._balancer if last and len(contexts) == self.micro_batches else None
         own = Told(losses)
@@ -429,15 +429,18 @@ class Pipeline:
         own.asked = self._ranks.number == 0 and self._ranks.asks is not None and self._ranks.asks()
         told = exchange(self._ranks, len(contexts), len(self._split.layers), own, whole=balancer is not None)
         self._asked = told.asked
+        facts: dict[str, Any] = {
+            "loss": sum(told.losses.values()) / (1 if summed else len(told.losses)), "tokens": self._tokens, "step_s": None, "busy_s": None,
+            "imbalance": None, "bubble": None,
+        }
         if balancer is not None:
             balancer.observe(told, self.plan, frozen)
-            if self._record is not None:
-                facts = {
-                    **balancer.facts, "loss": sum(told.losses.values()) / len(told.losses), "tokens": int(told.tokens),
-                    "busy_s": told.ranks[self.rank]["busy_s"] if self.rank < self.ranks else 0.0, "predicted_s": self._predicted_s,
-                    "reduction_s": self.reduced.seconds,
-                }
-                self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions)
+            facts |= {
+                **balancer.facts, "tokens": int(told.tokens), "busy_s": told.ranks[self.rank]["busy_s"] if self.rank < self.ranks else 0.0,
+                "predicted_s": self._predicted_s, "reduction_s": self.reduced.seconds,
+            }
+        if self._record is not None and last:
+            self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions if balancer is not None else None)
         return list(told.losses.values())
 
     def _program(self, frozen: int, micro_batches: int) -> Program:

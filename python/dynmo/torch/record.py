@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from .._core import Decisions, RunLog, program
 from .program import Plan
@@ -50,21 +50,22 @@ class Record:
         self._leads = self._number == 0
         self._log = RunLog(os.fspath(folder), self._number, first_step=int(rows is not None), ranks=ranks.world, metrics=list(metrics))
         self._ranks, self._started, self._replicas = ranks, ranks.world, ranks.replicas
-        self._facts: dict[int, dict[str, float]] = {}  # by step
+        self._facts: dict[int, dict[str, Any]] = {}  # by step
         self._moved = 0
         self._log.start(plan.document(), accumulation)
         self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks.world, "steps": steps, "micro_batches": micro_batches,
                                      "program": program})
 
-    def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, float], decisions: Decisions) -> None:
-        """One step that is done, as this rank has seen it."""
+    def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, Any], decisions: Optional[Decisions]) -> None:
+        """One step that is done, as this rank has seen it. Without `decisions` it was shorter, and not measured."""
         stages = [stage for stage in plan.stages if stage.rank == self._ranks.rank]
         self._facts[step] = facts
         self._log.record({
             "format": "dynmo-step-1", "step": step, "rank": self._number, "generation": plan.generation, **facts,
             "first_layer": stages[0].first if stages else 0, "layers": sum(stage.count for stage in stages), "frozen_layers": frozen,
         })
-        self._log.load(step, frozen, decisions)
+        if decisions is not None:
+            self._log.load(step, frozen, decisions)
 
     def decision(self, step: int, decisions: Decisions) -> None:
         self._log.decision(step, decisions)
@@ -98,21 +99,22 @@ class Record:
     def close(self, step: int, profile: Any) -> None:
         """Ends the files; the summary and the profile of the leader are written where a step was done."""
         self._log.event("end", step)
-        if self._leads and profile is not None and self._facts:
+        if self._leads and profile is not None and any(facts["step_s"] is not None for facts in self._facts.values()):
             self._log.finish(self._summary(), profile)
         self._log.close()
 
     def _summary(self) -> dict[str, Any]:
-        facts = [self._facts[step] for step in sorted(self._facts)]
+        steps = [self._facts[step] for step in sorted(self._facts)]
+        facts = [of_step for of_step in steps if of_step["step_s"] is not None]
 
         def mean(name: str) -> float:
-            return sum(of_step[name] for of_step in facts) / len(facts)
+            return float(sum(of_step[name] for of_step in facts)) / len(facts)
 
         run = {
             "name": "dynmo.torch", "tokens_per_s": mean("tokens") / mean("step_s"), "step_time_s": mean("step_s"),
-            "loss_first": facts[0]["loss"], "loss_last": facts[-1]["loss"], "loss_digest": "", "bubble": mean("bubble"),
-            "imbalance": mean("imbalance"), "ranks": self._started, "replicas": self._replicas, "steps": len(facts),
-            "seconds": mean("step_s") * len(facts),
+            "loss_first": steps[0]["loss"], "loss_last": steps[-1]["loss"], "loss_digest": "", "bubble": mean("bubble"),
+            "imbalance": mean("imbalance"), "ranks": self._started, "replicas": self._replicas, "steps": len(steps),
+            "seconds": mean("step_s") * len(steps),
         }
         return {
             "format": "dynmo-summary-1", "runs": [run], "speedup": 1, "best_speedup": None, "layers_moved": self._moved,
