@@ -25,7 +25,7 @@ class Joining(RankCase):
         place, other = drawn(WITHIN, 1, "the place of a loss within a join")[0], drawn(WITHIN, 1, "the place where a newcomer is lost")[0]
         cases = [
             # The second one joins by the rank that leads after the first is lost.
-            {**BASE, "name": "a new leader", "plain": True, "joins": [1, 5], "kills": [[0, 3, "step"]], "run": str(self.folder / "files")},
+            {**BASE, "name": "a new leader", "plain": True, "schedule": "zb-h1", "joins": [1, 5], "kills": [[0, 3, "step"]], "run": str(self.folder / "files")},
             {**BASE, "name": "replicas", "plain": True, "replicas": 2, "joins": [1, 2], "kills": [[2, 5, "backward"]]},
             {**BASE, "name": "alone", "ranks": 1, "joins": [1]},
             {**BASE, "name": "a member is lost within", "ranks": 3, "joins": [3], "kills": [[1, 3, place]]},

@@ -65,6 +65,7 @@ def open_endpoint(path: Path, address: str, admits: Callable[[dict[str, Any]], s
     """Listens, and writes where; only this user reads the file, whose token lets in."""
     place = pathlib.Path(path)
     listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    listener.setblocking(False)
     endpoint = Endpoint(listener, place, secrets.token_hex(16), admits, facts)
     written = place.with_name(f".{place.name}.{endpoint.token[:8]}")
     try:

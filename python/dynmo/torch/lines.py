@@ -227,7 +227,7 @@ class Lines:
         self._selector.unregister(guest.line)
         with contextlib.suppress(ValueError, KeyError, TypeError):
             told = json.loads(guest.said)
-            if secrets.compare_digest(str(told["token"]), self._endpoint.token):
+            if secrets.compare_digest(str(told["token"]), self._endpoint.token) and isinstance(told["asked"], dict):
                 self._queue.append((guest, {name: told[name] for name in ("asked", "address", "key")}))
                 return
         guest.line.close()

@@ -39,6 +39,8 @@ class Pipeline:
     of one process that sums the gradients of each replica's micro-batches in a buffer of its own and adds these buffers in the order of
     the replicas, as `pipeline.replicas` of `dynmo train` does. A loss is divided by all micro-batches of a step: `loss` is the mean over
     the replicas, or with `num_items_in_batch`, which counts the items of all replicas, the sum.
+
+    `joins=True`: a process without a launcher that joins ranks which train, by Survivor(endpoint=FILE).
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Pipeline:
         self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))
         self.micro_batches, self._accumulation = micro_batches, accumulation
         self._seed = start.seed_of(draws, seed, self._ranks)
-        self.plan = start.first_plan(self._split, self._ranks, micro_batches, schedule, None if joins else plan)
+        self.plan = start.first_plan(self._split, self._ranks, micro_batches, "1f1b" if joins else schedule, None if joins else plan)
         self.marks = Marks(len(self._split.layers), self._split.device.clock)
         self._clip = Clip(self._split, self._ranks)
         self._mover = Mover(self._split, self._ranks, optimizer)

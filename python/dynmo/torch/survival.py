@@ -222,7 +222,7 @@ class Survivor:
         pipe._go_on(plan, key[0])
         pipe._divide()
         if self._joins:
-            self._joins = False
+            self._joins = pipe._joins = False
             joining.begin_record(pipe, self._rows, lines.member)
         self._snapshots.restart()
         if self._snapshots.is_due(pipe.steps):
