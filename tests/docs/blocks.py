@@ -28,6 +28,12 @@ def shell_blocks(page):
     return re.findall(r"^```sh\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
+def ways_in():
+    """The blocks of README.md that install a release: scripts/ways runs them in bare systems, not a test on this one."""
+    section = re.search(r"^## Three ways in\n(.*?)(?=^## )", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```sh\n(.*?)^```$", section.group(1), re.DOTALL | re.MULTILINE)
+
+
 def shown_blocks(page):
     """The ```sh blocks of a page that have a ```text block behind them, each with the lines of that block."""
     found = re.findall(r"^```sh\n((?:(?!^```).)*)^```\n```text\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
