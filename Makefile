@@ -119,7 +119,7 @@ install: build
 
 # SITE=URL: also the site, whose links lead to the repository at URL.
 release:
-	@scripts/setup core python wheel $(if $(SITE),site)
+	@scripts/setup core runtime python wheel $(if $(SITE),site)
 	@scripts/package --binary --wheel $(if $(SITE),--site $(SITE))
 
 clean:

@@ -50,6 +50,26 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/dynmo-core.pc" DESTINATION "${CMAKE_I
 
 install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT commands)
 
+# A program that leaves this machine has the notices of what headers put into it. Not in share/doc, which small images leave out.
+if(DYNMO_RELOCATABLE)
+  set(notices "")
+  foreach(package libcli11-dev libfmt-dev libprotozero-dev libtomlplusplus-dev nlohmann-json3-dev)
+    list(APPEND notices "${package}=/usr/share/doc/${package}/copyright")
+  endforeach()
+  if(DYNMO_RUNTIME)
+    cmake_path(GET LibTorch_DIR_FOUND PARENT_PATH wheels)
+    file(GLOB torch_notice "${wheels}/torch-${LibTorch_VERSION}*.dist-info/licenses/LICENSE")
+    list(APPEND notices "pytorch=${torch_notice}")
+  endif()
+  foreach(notice IN LISTS notices)
+    string(REGEX MATCH "^([^=]+)=(.*)$" matched "${notice}")
+    if(NOT EXISTS "${CMAKE_MATCH_2}")
+      message(FATAL_ERROR "DYNMO_RELOCATABLE wants the notice of ${CMAKE_MATCH_1}, '${CMAKE_MATCH_2}', which is not there: install it with its documentation")
+    endif()
+    install(FILES "${CMAKE_MATCH_2}" DESTINATION "${CMAKE_INSTALL_DATADIR}/dynmo/licences" RENAME "${CMAKE_MATCH_1}" COMPONENT commands)
+  endforeach()
+endif()
+
 # `cpack`: dynmo-VERSION-linux-x86_64.tar.gz, which may be unpacked anywhere.
 string(TOLOWER "${PROJECT_NAME}-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" CPACK_PACKAGE_FILE_NAME)
 set(CPACK_GENERATOR TGZ)
@@ -60,10 +80,11 @@ if(DYNMO_RUNTIME)
   # An archive names no folder of this machine: `dynmo` finds libtorch where it is unpacked.
   set(CPACK_PRE_BUILD_SCRIPTS "${CMAKE_CURRENT_BINARY_DIR}/remove_rpath.cmake")
   file(CONFIGURE OUTPUT "${CPACK_PRE_BUILD_SCRIPTS}" @ONLY CONTENT [[
-file(RPATH_REMOVE FILE "${CPACK_TEMPORARY_DIRECTORY}/@dynmo_runtime_program_directory@/dynmo-runtime")
+file(GLOB_RECURSE programs "${CPACK_TEMPORARY_DIRECTORY}/*/dynmo/dynmo-runtime")
+foreach(program IN LISTS programs)
+  file(RPATH_REMOVE FILE "${program}")
+endforeach()
 ]])
 endif()
-if(NOT DYNMO_RUNTIME)
-  include(DynmoDebian)
-endif()
+include(DynmoDebian)
 include(CPack)

@@ -25,7 +25,7 @@ package = importlib.util.module_from_spec(importlib.util.spec_from_loader("packa
 loader.exec_module(package)
 
 VERSION = package.version_of_cmake((ROOT / "CMakeLists.txt").read_text())
-FILES = (".gitattributes", ".gitignore", "CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "README.md", "cmake/commit.txt", "docs/third-party.md",
+FILES = (".gitattributes", ".gitignore", "CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "README.md", "cmake/DynmoDebian.cmake", "cmake/commit.txt", "docs/third-party.md",
          "pyproject.toml", "scripts/package")
 
 
@@ -59,6 +59,45 @@ class Archives(unittest.TestCase):
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(one))) as archive:
             found = [(member.name, member.mode, member.mtime, archive.extractfile(member).read().decode()) for member in archive.getmembers()]
         self.assertEqual(found, [("a/a", 0o755, 7, "a/a"), ("a/b", 0o755, 7, "a/b")])
+
+
+@unittest.skipUnless(shutil.which("readelf"), "no readelf here")
+class Programs(unittest.TestCase):
+    """What an archive of programs may hold. The shell stands for one: it asks for libtinfo and libc."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.shell = pathlib.Path(shutil.which("bash")).resolve()
+
+    def check(self, table, text="", folders=("/home/builder",)):
+        archive = self.folder / "some.tar.gz"
+        with tarfile.open(archive, "w:gz") as to:
+            to.add(self.shell, "some/bin/shell")
+            member = tarfile.TarInfo("some/lib/some.cmake")
+            member.size = len(text)
+            to.addfile(member, io.BytesIO(text.encode()))
+        package.check_programs(archive, table, folders)
+
+    def test_ask_for_what_the_table_lists(self):
+        listed = "".join(f"`{re.sub(r'[.]so.*', '.so', name)}`" for name in package.needed(self.shell))
+        self.check(listed)
+        with self.assertRaisesRegex(package.Refusal, r"\Ashell asks for libtinfo\.so\S*, which docs/third-party.md does not list"):
+            self.check(listed.replace("libtinfo", "libother"))
+
+    def test_name_no_folder_of_this_machine(self):
+        with self.assertRaisesRegex(package.Refusal, r"\Asome.cmake names /home/builder, a folder of this machine"):
+            self.check("`libc.so` `libtinfo.so`", "set(x /home/builder/torch)\n")
+        self.check("`libc.so` `libtinfo.so`", "set(x /home/builders)\n")
+
+    @unittest.skipUnless(shutil.which("cc"), "no C compiler here")
+    def test_have_no_folder_to_search(self):
+        program = self.folder / "program"
+        subprocess.run(["cc", "-x", "c", "-", "-o", program, "-Wl,-rpath,/somewhere"], input="int main(void) { return 0; }", text=True, check=True)
+        self.shell = program
+        with self.assertRaisesRegex(package.Refusal, r"\Ashell has a RUNPATH"):
+            self.check("`libc.so`")
 
 
 class Wheels(unittest.TestCase):
@@ -181,6 +220,27 @@ class Refusals(Repository):
         self.commit()
         self.git("tag", f"v{VERSION}")
         self.refused(f"wanted a heading `## [{VERSION}] - YYYY-MM-DD`")
+
+    def test_tag_without_a_maintainer(self):
+        contact = re.search(r'"([^"]*\.invalid>)"', (self.root / package.MAINTAINER).read_text()).group(1)
+        (self.root / "CHANGELOG.md").write_text(f"# Changelog\n\n## [{VERSION}] - 2026-01-02\n")
+        self.commit()
+        self.git("tag", f"v{VERSION}")
+        self.refused("@packages.invalid as the address of the packages' maintainer: wanted one that a person reads")
+        self.git("tag", "--delete", f"v{VERSION}")
+        self.replace(package.MAINTAINER, contact, "Test <test@example.org>")
+        self.commit()
+        self.git("tag", f"v{VERSION}")
+        package.check_maintainer((self.root / package.MAINTAINER).read_text(), tagged=True)
+        self.replace(package.MAINTAINER, "Test <test@example.org>", "Test")
+        self.git("tag", "--delete", f"v{VERSION}")
+        self.commit()
+        self.refused(f"{package.MAINTAINER} has no CPACK_PACKAGE_CONTACT: wanted")
+
+    def test_readme_with_another_version(self):
+        self.replace("README.md", f"dynmo-{VERSION}.tar.gz", "dynmo-7.8.9.tar.gz")
+        self.commit()
+        self.refused(f"README.md has version 7.8.9, CMakeLists.txt has {VERSION}")
 
     def test_tag_on_another_commit(self):
         self.git("tag", "--annotate", "--message", "A release", f"v{VERSION}")
