@@ -80,7 +80,7 @@ if(DYNMO_RUNTIME)
   # An archive names no folder of this machine: `dynmo` finds libtorch where it is unpacked.
   set(CPACK_PRE_BUILD_SCRIPTS "${CMAKE_CURRENT_BINARY_DIR}/remove_rpath.cmake")
   file(CONFIGURE OUTPUT "${CPACK_PRE_BUILD_SCRIPTS}" @ONLY CONTENT [[
-file(GLOB_RECURSE programs "${CPACK_TEMPORARY_DIRECTORY}/*/dynmo/dynmo-runtime")
+file(GLOB_RECURSE programs "${CPACK_TEMPORARY_DIRECTORY}/dynmo-runtime")
 foreach(program IN LISTS programs)
   file(RPATH_REMOVE FILE "${program}")
 endforeach()
