@@ -124,6 +124,23 @@ class Wheels(unittest.TestCase):
         with self.assertRaisesRegex(package.Refusal, r"\Asome/_core.abi3.so asks for libtinfo"):
             package.check_wheel(wheel)
 
+    def test_are_the_same_from_source_distribution_and_checkout(self):
+        def wheel(name, *members):
+            path = self.folder / name / "some.whl"
+            path.parent.mkdir()
+            with zipfile.ZipFile(path, "w") as archive:
+                for member, text, year in members:
+                    archive.writestr(zipfile.ZipInfo(member, (year, 1, 1, 0, 0, 0)), text)
+            return path
+
+        members = [("a.py", "1", 2000), ("b.py", "2", 2000)]
+        one = wheel("one", *members)
+        package.check_same_wheel(one, wheel("other", *members))
+        for name, changed, said in (("text", [("a.py", "2", 2000), members[1]], "a.py"), ("time", [members[0], ("b.py", "2", 2001)], "b.py"),
+                                    ("more", [*members, ("c.py", "3", 2000)], "c.py"), ("order", members[::-1], "the order of its members")):
+            with self.assertRaisesRegex(package.Refusal, rf"\Asome.whl differs between source distribution and checkout: {said}\Z"):
+                package.check_same_wheel(one, wheel(name, *changed))
+
     def test_carry_a_notice_of_each_library_in_them(self):
         table = (ROOT / "docs/third-party.md").read_text()
         rows = {row[0]: row for row in package.dependencies(table)}
