@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/wheels, scripts/debs and scripts/ways: what they refuse before they make a bare system. What they try takes a network and half an hour."""
+"""scripts/wheels, scripts/debs, scripts/ways and scripts/image: what they refuse before they make a bare system. What they try takes a network and half an hour."""
 import os
 import pathlib
 import shutil
@@ -16,7 +16,7 @@ class Refusals(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.root = pathlib.Path(temporary.name) / "repository"
-        for name in ("CMakeLists.txt", "README.md", "tests/docs/blocks.py", *(f"scripts/{script}" for script in ("bare-systems", "debs", "ways", "wheels"))):
+        for name in ("CMakeLists.txt", "README.md", "tests/docs/blocks.py", *(f"scripts/{script}" for script in ("bare-systems", "debs", "image", "ways", "wheels"))):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.root / name)
         (self.root / ".gitignore").write_text("/out/\n/roots/\n__pycache__/\n")
@@ -46,7 +46,8 @@ class Refusals(unittest.TestCase):
         self.refused("wheels", "'sid' is not known here, wanted one of --test, --roots DIR, --out DIR, bookworm, trixie", "sid")
         self.refused("debs", "'trixie' is not known here, wanted --roots DIR or --out DIR", "trixie")
         self.refused("ways", "'rpm' is not known here, wanted one of --roots DIR, --out DIR, pip, deb, source", "rpm")
-        for script in ("wheels", "debs", "ways"):
+        self.refused("image", "'core' is not known here, wanted --roots DIR or --out DIR", "core")
+        for script in ("wheels", "debs", "ways", "image"):
             self.refused(script, "--out has no folder: wanted one", "--out")
 
     def test_nothing_to_try(self):
@@ -76,7 +77,7 @@ class Refusals(unittest.TestCase):
     def test_changes_that_are_not_committed(self):
         self.files()
         (self.root / "new").touch()
-        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", [])):
+        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", [])):
             self.refused(script, "uncommitted changes: only commits are tried", *words, "--out", self.out)
 
     @unittest.skipUnless(os.geteuid() == 0, "not root")
@@ -88,13 +89,13 @@ class Refusals(unittest.TestCase):
             if shutil.which(name):
                 (tools / name).symlink_to(shutil.which(name))
         (self.root / "roots").mkdir()
-        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", [])):
+        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", [])):
             self.refused(script, "no debootstrap here", *words, "--out", self.out, "--roots", self.root / "roots", PATH=str(tools), DYNMO_TORCH_DIR=str(self.torch))
 
     @unittest.skipIf(os.geteuid() == 0, "root may")
     def test_users_that_may_not_mount(self):
         self.files()
-        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", [])):
+        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", [])):
             self.refused(script, "wanted root, to make and enter bare systems", *words, "--out", self.out)
 
 

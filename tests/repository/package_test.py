@@ -100,6 +100,19 @@ class Programs(unittest.TestCase):
             self.check("`libc.so`")
 
 
+class Images(unittest.TestCase):
+    def test_have_a_bill_of_what_is_installed(self):
+        table = (ROOT / "docs/third-party.md").read_text()
+        bill = json.loads(package.bill_of_image("1.2.3", "abc", 0, table, "dynmo 1.2.3\nlibc6 2.36-9+deb12u10\nzlib1g 1:1.2.13\n"))
+        found = {each["name"]: each for each in bill["components"]}
+        self.assertEqual(bill["metadata"]["component"]["version"], "1.2.3")
+        self.assertEqual(found["libc6"]["purl"], "pkg:deb/debian/libc6@2.36-9+deb12u10")
+        self.assertEqual({each["scope"] for each in found.values()}, {"required"})
+        self.assertLessEqual({"libc6", "zlib1g", "PyTorch", "CUDA runtime", "CLI11"}, set(found))
+        self.assertEqual({"dynmo", "GoogleTest", "fmt"} & set(found), set())
+        self.assertNotEqual(bill["serialNumber"], json.loads(package.bill_of_materials("1.2.3", "abc", 0, table))["serialNumber"])
+
+
 class Wheels(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
