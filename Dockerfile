@@ -4,6 +4,7 @@
 ARG BASE=debian:12-slim
 
 FROM ${BASE} AS build
+ENV LANG=C.UTF-8
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates dpkg-dev file git make
 COPY . /dynmo
 WORKDIR /dynmo
