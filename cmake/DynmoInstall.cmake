@@ -8,7 +8,8 @@ set(dynmo_package_files "${CMAKE_CURRENT_BINARY_DIR}/dynmoConfig.cmake" "${CMAKE
   "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindSentencePiece.cmake")
 if(DYNMO_RUNTIME)
   list(APPEND dynmo_package_targets dynmo_runtime)
-  list(APPEND dynmo_package_files "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindLibTorch.cmake")
+  list(APPEND dynmo_package_files "${CMAKE_CURRENT_SOURCE_DIR}/cmake/FindLibTorch.cmake"
+    "${CMAKE_CURRENT_SOURCE_DIR}/cmake/TorchVersions.cmake")
 endif()
 
 # What Debian's packages divide: the commands, and what others build with.

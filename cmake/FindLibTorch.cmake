@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# Finds libtorch in an installed PyTorch wheel: LibTorch::LibTorch, LibTorch_VERSION.
+# Finds libtorch in an installed PyTorch wheel: LibTorch::LibTorch, LibTorch_VERSION ("2.11.0"), LibTorch_SERIES ("2.11").
 #
 # Not find_package(Torch) of the wheel itself: that asks for a CUDA toolkit and adds its flags. Looked for, in this order:
 # DYNMO_TORCH_DIR (the folder `torch` of a wheel, cache or environment variable), the torch that `python3` has, the
 # private environment that scripts/setup makes. Only the first that exists is looked at where the user named one.
-set(DYNMO_TORCH_VERSION "2.11" CACHE STRING "Version of PyTorch that is accepted")
-mark_as_advanced(DYNMO_TORCH_VERSION)
+# A library takes no other series than its own, which dynmoConfig.cmake sets.
+include("${CMAKE_CURRENT_LIST_DIR}/TorchVersions.cmake")
+if(NOT DEFINED DYNMO_TORCH_VERSION)
+  set(DYNMO_TORCH_VERSION "" CACHE STRING "Only this series of PyTorch, such as 2.11; all of TorchVersions.cmake if empty")
+  mark_as_advanced(DYNMO_TORCH_VERSION)
+endif()
+set(_libtorch_wanted "${DYNMO_TORCH_VERSION}")
+if(_libtorch_wanted STREQUAL "")
+  set(_libtorch_wanted "${DYNMO_TORCH_OLDEST} to ${DYNMO_TORCH_NEWEST}")
+endif()
 set(DYNMO_TORCH_DIR "" CACHE PATH "Folder of an installed torch, such as .../site-packages/torch")
 
 function(_libtorch_version directory output)
@@ -15,6 +23,21 @@ function(_libtorch_version directory output)
     if(line MATCHES "'([0-9]+\\.[0-9]+\\.[0-9]+)")
       set(${output} "${CMAKE_MATCH_1}" PARENT_SCOPE)
     endif()
+  endif()
+endfunction()
+
+# Sets `output` to the series, such as 2.11, of a version that is accepted, else to "".
+function(_libtorch_accepted version output)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" series "${version}")
+  set(${output} "" PARENT_SCOPE)
+  if(series STREQUAL "")
+    return()
+  elseif(DYNMO_TORCH_VERSION)
+    if(series VERSION_EQUAL DYNMO_TORCH_VERSION)
+      set(${output} "${series}" PARENT_SCOPE)
+    endif()
+  elseif(series VERSION_GREATER_EQUAL DYNMO_TORCH_OLDEST AND series VERSION_LESS_EQUAL DYNMO_TORCH_NEWEST)
+    set(${output} "${series}" PARENT_SCOPE)
   endif()
 endfunction()
 
@@ -33,24 +56,27 @@ else()
   else()
     set(_libtorch_cache "$ENV{HOME}/.cache/dynmo")
   endif()
-  file(GLOB _libtorch_private "${_libtorch_cache}/torch-${DYNMO_TORCH_VERSION}*/lib/python3*/site-packages/torch")
+  file(GLOB _libtorch_private "${_libtorch_cache}/torch-[0-9]*/lib/python3*/site-packages/torch")
   set(_libtorch_candidates ${_libtorch_python} ${_libtorch_private})
 endif()
 
 set(_libtorch_seen "")
 set(LibTorch_DIR_FOUND "")
 set(LibTorch_VERSION "")
+set(LibTorch_SERIES "")
 foreach(_libtorch_directory IN LISTS _libtorch_candidates)
   _libtorch_version("${_libtorch_directory}" _libtorch_found)
+  _libtorch_accepted("${_libtorch_found}" _libtorch_series)
   if(_libtorch_found STREQUAL "")
     list(APPEND _libtorch_seen "${_libtorch_directory} (no version.py of PyTorch)")
   elseif(NOT EXISTS "${_libtorch_directory}/lib/libtorch_cpu.so")
     list(APPEND _libtorch_seen "${_libtorch_directory} (${_libtorch_found} without lib/libtorch_cpu.so)")
-  elseif(NOT _libtorch_found MATCHES "^${DYNMO_TORCH_VERSION}\\.")
+  elseif(_libtorch_series STREQUAL "")
     list(APPEND _libtorch_seen "${_libtorch_directory} (${_libtorch_found})")
   else()
     set(LibTorch_DIR_FOUND "${_libtorch_directory}")
     set(LibTorch_VERSION "${_libtorch_found}")
+    set(LibTorch_SERIES "${_libtorch_series}")
     break()
   endif()
 endforeach()
@@ -61,8 +87,12 @@ endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_DIR_FOUND VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "wanted PyTorch ${DYNMO_TORCH_VERSION}, found ${_libtorch_seen}: run `make setup`, or give -DDYNMO_TORCH_DIR=.../site-packages/torch")
+  REASON_FAILURE_MESSAGE "wanted PyTorch ${_libtorch_wanted}, found ${_libtorch_seen}: run `make setup`, or give -DDYNMO_TORCH_DIR=.../site-packages/torch")
 
+if(LibTorch_FOUND AND NOT LibTorch_SERIES IN_LIST DYNMO_TORCH_TESTED)
+  list(JOIN DYNMO_TORCH_TESTED ", " _libtorch_tested)
+  message(STATUS "LibTorch: PyTorch ${LibTorch_SERIES} is not tested, wanted one of ${_libtorch_tested} if it fails")
+endif()
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::c10 SHARED IMPORTED)
   set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION "${LibTorch_DIR_FOUND}/lib/libc10.so")

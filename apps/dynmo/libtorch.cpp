@@ -20,7 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kBuiltWith = DYNMO_LIBTORCH;  // "2.11.0"
+constexpr std::string_view kBuiltWith = DYNMO_LIBTORCH;      // "2.11.0"
+constexpr std::string_view kBuildsWith = DYNMO_TORCH_RANGE;  // "2.11 to 2.15"
 constexpr const char* kLibrary = "libtorch_cpu.so";
 constexpr const char* kHere = "DYNMO_TORCH_DIR";
 constexpr const char* kPath = "LD_LIBRARY_PATH";
@@ -143,8 +144,9 @@ Expected<fs::path> named_torch(const char* command, const fs::path& torch) {
   if (is_wanted(torch)) return torch;
   return make_error(ErrorCode::kBadInput,
                     "dynmo {}: {} is {}, wanted the folder 'torch' of an installed PyTorch {} "
-                    "(.../site-packages/torch): correct it or unset it",
-                    command, kHere, contents_of(torch), series_of(kBuiltWith));
+                    "(.../site-packages/torch), which this build is for: correct it, unset it, or "
+                    "build DynMo with another of {}",
+                    command, kHere, contents_of(torch), series_of(kBuiltWith), kBuildsWith);
 }
 
 Expected<fs::path> installed_torch(const char* command) {
@@ -159,10 +161,11 @@ Expected<fs::path> installed_torch(const char* command) {
   }
   return make_error(
       ErrorCode::kBadInput,
-      "dynmo {0} needs libtorch: wanted PyTorch {1}, found {2}: run `pip install "
-      "torch=={1}.*`, or set {3} to the folder 'torch' of one (.../site-packages/torch)",
+      "dynmo {0} needs libtorch: wanted PyTorch {1}, which this build is for, found {2}: run `pip "
+      "install torch=={1}.*`, set {3} to the folder 'torch' of one (.../site-packages/torch), or "
+      "build DynMo with another of {4}",
       command, series_of(kBuiltWith),
-      seen.empty() ? "none" : fmt::format("{}", fmt::join(seen, ", ")), kHere);
+      seen.empty() ? "none" : fmt::format("{}", fmt::join(seen, ", ")), kHere, kBuildsWith);
 }
 
 }  // namespace

@@ -113,8 +113,8 @@ class Found(Case):
 class Refused(Case):
     def test_none_says_how_to_get_it(self):
         result = self.train()
-        self.assert_error(result, 2, f"dynmo train needs libtorch: wanted PyTorch {self.series}, found none: run `pip install torch=={self.series}.*`",
-                          "DYNMO_TORCH_DIR")
+        self.assert_error(result, 2, f"dynmo train needs libtorch: wanted PyTorch {self.series}, which this build is for, found none: run "
+                          f"`pip install torch=={self.series}.*`, set DYNMO_TORCH_DIR", "or build DynMo with another of 2.11 to 2.15")
         (self.tools / "python3").write_text("#!/bin/sh\nexit 1\n")
         self.assertEqual(self.train().stderr, result.stderr)
 
@@ -129,13 +129,18 @@ class Refused(Case):
     def test_named_folder_is_what_the_user_must_mend(self):
         self.private_torch()  # not looked at: the user named another
         folder = self.folder / "nothing"
-        wanted = f"wanted the folder 'torch' of an installed PyTorch {self.series}"
+        wanted = f"wanted the folder 'torch' of an installed PyTorch {self.series} (.../site-packages/torch), which this build is for: correct"
         self.assert_error(self.train(DYNMO_TORCH_DIR=str(folder)), 2, f"DYNMO_TORCH_DIR is '{folder}' (no version.py of PyTorch), {wanted}")
         old = self.torch("old", "2.8.0")
         self.assert_error(self.train(DYNMO_TORCH_DIR=str(old)), 2, f"DYNMO_TORCH_DIR is '{old}' (2.8.0), {wanted}")
         rubbish = self.torch("rubbish")
         (rubbish / "version.py").write_text("__version__ = next(iter(()))\n")
         self.assert_error(self.train(DYNMO_TORCH_DIR=str(rubbish)), 2, f"DYNMO_TORCH_DIR is '{rubbish}' (no version.py of PyTorch)")
+
+    def test_another_series_that_dynmo_builds_with_is_not_loaded(self):
+        other = "2.15.0" if self.series == "2.11" else "2.11.0"
+        folder = self.torch("other", other)
+        self.assert_error(self.train(DYNMO_TORCH_DIR=str(folder)), 2, f"'{folder}' ({other}), wanted", "build DynMo with another of 2.11 to 2.15")
 
     def test_other_libraries_that_are_missing_are_named(self):
         for name in ("libone.so", "libtwo.so"):

@@ -54,7 +54,7 @@ class Bare(Case):
         self.assertEqual(sum(stage["layers"] for stage in said["plan"]["stages"]), 8)
         self.assertEqual(said["runs"], ["dense", "optimal", "uniform"])
         self.assertTrue(all("<table" in html for html in said["html"]) and "<svg" in said["html"][1])
-        self.assertEqual(said["missing"], "dynmo.torch: PyTorch is missing, wanted 2.11 or newer: pip install torch")
+        self.assertEqual(said["missing"], "dynmo.torch: PyTorch is missing, wanted 2.11 to 2.15: pip install torch==2.15.*")
         self.assertIn(said["version"], (ROOT / "pyproject.toml").read_text())
 
     def test_brings_its_types_and_nothing_else(self):

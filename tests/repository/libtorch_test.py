@@ -59,7 +59,7 @@ class FindLibTorch(unittest.TestCase):
     def assert_refuses(self, found, *arguments, **variables):
         configured, said = self.configure(*arguments, **variables)
         self.assertFalse(configured, said)
-        self.assertIn(f"wanted PyTorch 2.11, found {found}: run `make setup`, or give -DDYNMO_TORCH_DIR=", said)
+        self.assertIn(f"wanted PyTorch 2.11 to 2.15, found {found}: run `make setup`, or give -DDYNMO_TORCH_DIR=", said)
 
     def test_says_that_there_is_none(self):
         self.assert_refuses("no PyTorch at all")
@@ -85,6 +85,25 @@ class FindLibTorch(unittest.TestCase):
         self.assert_takes(python)
         self.python_has(self.torch("2.9.1", "old"))
         self.assert_takes(private)
+
+    def test_takes_what_is_tested_and_what_is_between(self):
+        for version in ("2.11.1", "2.15.0"):
+            configured, said = self.configure(f"-DDYNMO_TORCH_DIR={self.torch(version, version)}")
+            self.assertTrue(configured and f"took {version} " in said and "is not tested" not in said, said)
+        between = self.torch("2.13.0", "2.13.0")
+        configured, said = self.configure(f"-DDYNMO_TORCH_DIR={between}")
+        self.assertTrue(configured, said)
+        self.assertIn("PyTorch 2.13 is not tested, wanted one of 2.11, 2.15 if it fails", said)
+        newer = self.torch("2.16.0", "2.16.0")
+        self.assert_refuses(f"{newer} (2.16.0)", f"-DDYNMO_TORCH_DIR={newer}")
+
+    def test_takes_one_series_alone_where_it_is_named(self):
+        newer = self.torch("2.16.0", "2.16.0")
+        self.assert_takes(newer, f"-DDYNMO_TORCH_DIR={newer}", "-DDYNMO_TORCH_VERSION=2.16")
+        older = self.torch("2.11.0", "2.11.0")
+        configured, said = self.configure(f"-DDYNMO_TORCH_DIR={older}")  # the cache has it
+        self.assertFalse(configured, said)
+        self.assertIn(f"wanted PyTorch 2.16, found {older} (2.11.0)", said)
 
     def test_lists_all_that_it_has_refused(self):
         old, future = self.torch("2.9.1", "old"), self.private_torch("2.111.0")

@@ -38,7 +38,11 @@ class Machine:
             (self.bin / tool).symlink_to(shutil.which(tool))
         for tool in set(PRESENT) - set(without):
             self.add(tool, "#!/bin/bash\nexit 1\n")
-        shutil.copy(SETUP, self.root / "setup")
+        for name in ("scripts", "cmake"):
+            (self.root / name).mkdir()
+        self.setup = self.root / "scripts" / "setup"
+        shutil.copy(SETUP, self.setup)
+        shutil.copy(SETUP.parents[1] / "cmake" / "TorchVersions.cmake", self.root / "cmake")
         self.log.touch()
         self.give_away()
 
@@ -58,7 +62,7 @@ class Machine:
                        "BIN": str(self.bin), "LC_ALL": "C.UTF-8", **variables}
         user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         self.give_away()
-        return subprocess.Popen([shutil.which("bash"), self.root / "setup", *arguments], env=environment, text=True,
+        return subprocess.Popen([shutil.which("bash"), self.setup, *arguments], env=environment, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.root, **user)
 
     def run(self, *arguments, **variables):
@@ -169,14 +173,17 @@ class Libtorch(unittest.TestCase):
         make_wheel(self.wheels, "cuda-toolkit", "13.0.2", {"nvidia/x": b""}, extras=("cudart", "cupti"))
 
     def test_that_the_user_named_is_taken(self):
-        self.assertEqual(self.machine.run("runtime", DYNMO_TORCH_DIR=self.machine.torch("2.11.3")), (0, "", ""))
+        for version in ("2.11.3", "2.13.0", "2.15.1"):
+            self.assertEqual(self.machine.run("runtime", DYNMO_TORCH_DIR=self.machine.torch(version)), (0, "", ""))
 
     def test_that_the_user_named_wrongly_is_refused_in_one_line(self):
         rubbish = str(self.machine.root / "nothing")
-        for folder, version in [(rubbish, ""), (self.machine.torch("2.8.0"), "2.8.0"), (self.machine.torch("2.11.1", library=False), "")]:
+        others = [(self.machine.torch(version), version) for version in ("2.8.0", "2.16.0", "2.111.0", "3.12.0")]
+        for folder, version in [(rubbish, ""), *others, (self.machine.torch("2.11.1", library=False), "")]:
             code, _, errors = self.machine.run("runtime", DYNMO_TORCH_DIR=folder)
             self.assertEqual((code, errors.count("\n")), (2, 1), errors)
-            self.assertIn(f"DYNMO_TORCH_DIR is '{folder}' with PyTorch '{version}', wanted", errors)
+            self.assertIn(f"DYNMO_TORCH_DIR is '{folder}' with PyTorch '{version}', wanted the folder 'torch' of an "
+                          "installed PyTorch 2.11 to 2.15", errors)
 
     def test_that_python3_has_is_taken(self):
         self.machine.add("python3", f"#!/bin/bash\necho '{self.machine.torch('2.11.0')}'\n")
@@ -273,7 +280,7 @@ class Python(unittest.TestCase):
                               ("sympy", "1"), ("networkx", "1"), ("jinja2", "1"), ("fsspec", "1"), ("filelock", "1"),
                               ("typing-extensions", "5")]:
             make_wheel(self.wheels, name, version, {f"{name.replace('-', '_')}/__init__.py": b""})
-        shutil.copy(STAND_INS, self.machine.root)
+        shutil.copy(STAND_INS, self.machine.setup.parent)
         for tool in ("as", "ld", "nm", "readelf"):
             (self.machine.bin / tool).symlink_to(shutil.which(tool))
         code, _, errors = self.machine.run("torch", **self.pip)
@@ -310,16 +317,16 @@ class Report(unittest.TestCase):
         self.assertEqual((self.report / "vega.js").read_text(), "of an older version")
 
     def test_of_the_digest_is_installed_once(self):
-        setup = (self.machine.root / "setup").read_text()
+        setup = self.machine.setup.read_text()
         pinned = re.search(r"vl_convert_wheels=\(([0-9a-f]{64})\s+([0-9a-f]{64})\)", setup)
-        (self.machine.root / "setup").write_text(setup.replace(pinned.group(2), self.sha256))
+        self.machine.setup.write_text(setup.replace(pinned.group(2), self.sha256))
         code, _, errors = self.machine.run("report", **self.pip)
         self.assertEqual((code, errors.count("\n")), (0, 1), errors)
         self.assertEqual((self.report / "vega.js").read_text(), "vega\n")
         self.assertTrue((self.report / "bin/python").exists())
         self.assertEqual(self.machine.run("report", **self.pip), (0, "", ""))
         # Another wheel is wanted now.
-        (self.machine.root / "setup").write_text(setup)
+        self.machine.setup.write_text(setup)
         code, _, errors = self.machine.run("report", **self.pip)
         self.assertEqual((code, errors.count("\n")), (2, 2), errors)
 

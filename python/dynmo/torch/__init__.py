@@ -2,10 +2,12 @@
 """DynMo live on one's own PyTorch model (docs/torch.md)."""
 from typing import TYPE_CHECKING, Any
 
+from .._core import torch_tested as _tested
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
-    raise ImportError("dynmo.torch: PyTorch is missing, wanted 2.11 or newer: pip install torch") from _error
+    raise ImportError(f"dynmo.torch: PyTorch is missing, wanted {_tested[0]} to {_tested[-1]}: pip install torch=={_tested[-1]}.*") from _error
 
 from .adviser import Advice, Adviser
 from .live import Move
