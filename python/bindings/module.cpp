@@ -2,7 +2,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -15,10 +14,7 @@ extern const std::string_view kVersion;  // with the commit (cmake/write_version
 NB_MODULE(_core, module) {
   module.doc() = "dynmo::core for Python; the package `dynmo` is the way to it.";
   module.attr("version") = DYNMO_VERSION;
-  std::istringstream tested(DYNMO_TORCH_TESTED);
-  nanobind::list series;
-  for (std::string each; tested >> each;) series.append(each);
-  module.attr("torch_tested") = nanobind::tuple(series);
+  module.attr("torch_tested") = DYNMO_TORCH_TESTED;  // "2.11 2.15"
   module.attr("program") = "dynmo " + std::string(dynmo::kVersion);
   dynmo::python::bind_decisions(module);
   dynmo::python::bind_digest(module);

@@ -7,7 +7,8 @@ from .._core import torch_tested as _tested
 try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
-    raise ImportError(f"dynmo.torch: PyTorch is missing, wanted {_tested[0]} to {_tested[-1]}: pip install torch=={_tested[-1]}.*") from _error
+    _oldest, *_, _newest = _tested.split()
+    raise ImportError(f"dynmo.torch: PyTorch is missing, wanted {_oldest} to {_newest}: pip install torch=={_newest}.*") from _error
 
 from .adviser import Advice, Adviser
 from .live import Move

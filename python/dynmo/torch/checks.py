@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from .._core import digest as content_hash
-from .._core import torch_tested as TESTED_TORCH
+from .._core import torch_tested
 from ..errors import BadInputError
 
+TESTED_TORCH = tuple(torch_tested.split())
 TESTED_TRANSFORMERS = ("5.23",)
 LAYERDROPS = ("layerdrop", "layer_drop", "layerdrop_prob", "decoder_layerdrop")
 MAX_WRAPPERS = 16  # calls around an optimizer's step, such as a scheduler's
