@@ -167,10 +167,10 @@ class Libtorch(unittest.TestCase):
         if subprocess.run(["/usr/bin/python3", "-c", "import ensurepip, venv"], capture_output=True, check=False).returncode != 0:
             self.skipTest("the system's python3 cannot make virtual environments")
 
-    def add_wheels(self, library):
-        make_wheel(self.wheels, "torch", "2.11.0", {"torch/version.py": b"__version__ = '2.11.0+cu130'\n",
-                                                    "torch/lib/libtorch_cpu.so": library})
-        make_wheel(self.wheels, "cuda-toolkit", "13.0.2", {"nvidia/x": b""}, extras=("cudart", "cupti"))
+    def add_wheels(self, library, version="2.11.0", toolkit="13.0.2"):
+        make_wheel(self.wheels, "torch", version, {"torch/version.py": f"__version__ = '{version}+cu130'\n".encode(),
+                                                   "torch/lib/libtorch_cpu.so": library})
+        make_wheel(self.wheels, "cuda-toolkit", toolkit, {"nvidia/x": b""}, extras=("cudart", "cupti"))
 
     def test_that_the_user_named_is_taken(self):
         for version in ("2.11.3", "2.13.0", "2.15.1"):
@@ -184,6 +184,19 @@ class Libtorch(unittest.TestCase):
             self.assertEqual((code, errors.count("\n")), (2, 1), errors)
             self.assertIn(f"DYNMO_TORCH_DIR is '{folder}' with PyTorch '{version}', wanted the folder 'torch' of an "
                           "installed PyTorch 2.11 to 2.15", errors)
+
+    def test_version_of_which_there_is_no_copy_is_refused(self):
+        code, _, errors = self.machine.run("core", DYNMO_TORCH_VERSION="2.12")
+        self.assertEqual((code, errors.count("\n")), (2, 1), errors)
+        self.assertIn("DYNMO_TORCH_VERSION is '2.12', wanted one of 2.11.0, 2.15.0: correct it, or set DYNMO_TORCH_DIR", errors)
+
+    def test_of_another_version_is_another_copy(self):
+        self.need_venv()
+        self.add_wheels(b"", "2.15.0", "13.2.2")
+        code, _, errors = self.machine.run("runtime", DYNMO_TORCH_VERSION="2.15.0", **self.pip)
+        self.assertEqual(code, 2)
+        self.assertIn("downloading PyTorch 2.15.0", errors)
+        self.assertIn("does not load", errors.splitlines()[-1])  # an empty file
 
     def test_that_python3_has_is_taken(self):
         self.machine.add("python3", f"#!/bin/bash\necho '{self.machine.torch('2.11.0')}'\n")
