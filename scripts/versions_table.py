@@ -15,7 +15,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "versions.md"
-PARTS = ("build", "unit", "rest", "dynmo.torch")
+PARTS = ("build", "unit", "dynmo.torch", "rest")
 COUNTS = re.compile(r"(\d+) passed, (\d+) failed, (\d+) skipped")
 HEAD = ("system", "compiler", "Python", "PyTorch", *PARTS, "commit", "remark")
 
