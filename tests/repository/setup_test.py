@@ -188,12 +188,12 @@ class Libtorch(unittest.TestCase):
     def test_version_of_which_there_is_no_copy_is_refused(self):
         code, _, errors = self.machine.run("core", DYNMO_TORCH_VERSION="2.12")
         self.assertEqual((code, errors.count("\n")), (2, 1), errors)
-        self.assertIn("DYNMO_TORCH_VERSION is '2.12', wanted one of 2.11.0, 2.15.0: correct it, or set DYNMO_TORCH_DIR", errors)
+        self.assertIn("DYNMO_TORCH_VERSION is '2.12', wanted one of 2.11, 2.15: correct it, or set DYNMO_TORCH_DIR", errors)
 
     def test_of_another_version_is_another_copy(self):
         self.need_venv()
         self.add_wheels(b"", "2.15.0", "13.2.2")
-        code, _, errors = self.machine.run("runtime", DYNMO_TORCH_VERSION="2.15.0", **self.pip)
+        code, _, errors = self.machine.run("runtime", DYNMO_TORCH_VERSION="2.15", **self.pip)
         self.assertEqual(code, 2)
         self.assertIn("downloading PyTorch 2.15.0", errors)
         self.assertIn("does not load", errors.splitlines()[-1])  # an empty file

@@ -74,6 +74,11 @@ class Table(unittest.TestCase):
     def test_has_a_row_for_each_tested_series(self):
         self.assertEqual({row.pytorch for row in versions_table.ROWS if row.pytorch} & set(tested()), set(tested()))
 
+    def test_stands_beside_the_range_that_is_accepted(self):
+        said = f"{tested()[0]} to {tested()[-1]}"
+        for name in ("versions", "torch", "clusters"):
+            self.assertIn(said, (ROOT / "docs" / f"{name}.md").read_text(), name)
+
     def test_has_no_log_of_another_row(self):
         names = {row.name for row in versions_table.ROWS}
         for path in (ROOT / "bench" / "results").glob("*-versions/*"):
