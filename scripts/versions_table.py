@@ -36,8 +36,8 @@ ROWS = tuple(Row(*row) for row in (
     ("debian12-gcc-torch2.11", "Debian 12", "bookworm", "g++", "2.11", 4),
     ("debian12-gcc-torch2.15", "Debian 12", "bookworm", "g++", "2.15", 4),
     ("debian12-gcc-torch2.10", "Debian 12", "bookworm", "g++", "2.10", 1),
-    ("debian12-clang-core", "Debian 12", "bookworm", "clang++", "", 2),
-    ("debian12-clang-torch2.11", "Debian 12", "bookworm", "clang++", "2.11", 4),
+    ("debian12-clang-core", "Debian 12", "bookworm", "clang++-16", "", 2),
+    ("debian12-clang-torch2.11", "Debian 12", "bookworm", "clang++-16", "2.11", 4),
     ("debian13-gcc-core", "Debian 13", "trixie", "g++", "", 2),
     ("debian13-clang-core", "Debian 13", "trixie", "clang++", "", 2),
     ("debian13-gcc-torch2.11", "Debian 13", "trixie", "g++", "2.11", 4),
@@ -68,9 +68,10 @@ def cell(said):
 def cells(row, results):
     log = newest_log(row, results)
     if log is None:
-        return (row.system, row.compiler, "", row.pytorch, *("" for _ in PARTS), "", row.untried)
-    version = re.search(r"(\d+)\.\d[^ ]*$", log.get("compiler", ""))
-    compiler = f"{row.compiler} {version.group(1)}" if version else row.compiler
+        return (row.system, row.compiler.replace("-", " "), "", row.pytorch, *("" for _ in PARTS), "", row.untried)
+    version = re.search(r"(\d+)\.\d+\.\d", log.get("compiler", ""))
+    name = row.compiler.partition("-")[0]
+    compiler = f"{name} {version.group(1)}" if version else name
     python = ".".join(log.get("python", "").split(".")[:2])
     parts = [cell(log.get(part, "")) for part in PARTS]
     return (row.system, compiler, python, row.pytorch, *parts, log["commit"], log.get("reason") or log.get("failed", ""))

@@ -27,7 +27,7 @@ failed: plan_test.C|D
 """
 BROKEN = """row: debian12-clang-core
 commit: 0123abcd
-compiler: Debian clang version 14.0.6
+compiler: Debian clang version 16.0.6 (15~deb12u1)
 build: failed
 reason: a.cpp:1:2: error: no
 """
@@ -59,7 +59,7 @@ class Table(unittest.TestCase):
         self.add("2026-01-02", "debian13-gcc-core", PASSED)
         self.add("2026-01-02", "debian12-clang-core", BROKEN)
         self.assertIn("|Debian 13|g++ 14|3.13||passed|3/1/2|||0123abcd|plan_test.A: B; plan_test.C/D|", self.lines())
-        self.assertIn("|Debian 12|clang++ 14|||failed||||0123abcd|a.cpp:1:2: error: no|", self.lines())
+        self.assertIn("|Debian 12|clang++ 16|||failed||||0123abcd|a.cpp:1:2: error: no|", self.lines())
 
     def test_has_the_newest_log(self):
         self.add("2026-01-10", "debian13-gcc-core", PASSED.replace("0123abcd", "newer"))
