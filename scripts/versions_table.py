@@ -33,6 +33,7 @@ class Row:
 
 
 ROWS = tuple(Row(*row) for row in (
+    ("debian12-gcc-core", "Debian 12", "bookworm", "g++", "", 2),
     ("debian12-gcc-torch2.11", "Debian 12", "bookworm", "g++", "2.11", 4),
     ("debian12-gcc-torch2.15", "Debian 12", "bookworm", "g++", "2.15", 4),
     ("debian12-gcc-torch2.10", "Debian 12", "bookworm", "g++", "2.10", 1),

@@ -108,7 +108,7 @@ class Tries(unittest.TestCase):
         self.assertIn(text, done.stderr)
 
     def test_rows_that_it_knows(self):
-        self.refused("'debian11' is no row that can be tried here, wanted one of debian12-gcc-torch2.11, ", "debian11")
+        self.refused("'debian11' is no row that can be tried here, wanted one of debian12-gcc-core, ", "debian11")
         self.refused("'ubuntu24.04-gcc-torch2.11' is no row that can be tried here", "ubuntu24.04-gcc-torch2.11")
         self.refused("'--all' is not known here, wanted --roots DIR, --out DIR or rows", "--all")
         self.refused("--out has no folder: wanted one", "--out")
