@@ -91,7 +91,7 @@ find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_DIR_FOUND VERS
 
 if(LibTorch_FOUND AND NOT LibTorch_SERIES IN_LIST DYNMO_TORCH_TESTED)
   list(JOIN DYNMO_TORCH_TESTED ", " _libtorch_tested)
-  message(STATUS "LibTorch: PyTorch ${LibTorch_SERIES} is not tested, wanted one of ${_libtorch_tested} if it fails")
+  message(STATUS "LibTorch: PyTorch ${LibTorch_SERIES} is not tested, take one of ${_libtorch_tested} if it fails")
 endif()
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::c10 SHARED IMPORTED)

@@ -2,13 +2,12 @@
 """DynMo live on one's own PyTorch model (docs/torch.md)."""
 from typing import TYPE_CHECKING, Any
 
-from .._core import torch_tested as _tested
+from .._core import torch_range as _range
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
-    _oldest, *_, _newest = _tested.split()
-    raise ImportError(f"dynmo.torch: PyTorch is missing, wanted {_oldest} to {_newest}: pip install torch=={_newest}.*") from _error
+    raise ImportError(f"dynmo.torch: PyTorch is missing, wanted {_range}: pip install torch=={_range.split()[-1]}.*") from _error
 
 from .adviser import Advice, Adviser
 from .live import Move
