@@ -37,13 +37,16 @@ std::string Progress::line(std::string_view text) const {
   return fmt::format("{}{}\n", on_ == On::kTerminal ? kClearLine : "", text);
 }
 
-std::string Progress::step(std::int64_t done, std::int64_t steps, std::string_view text,
-                           const Now& now) {
+std::string Progress::step(std::int64_t done, std::int64_t steps,
+                           const std::function<std::string()>& text, const Now& now) {
   if (!first_) {
     first_ = Mark{done, now.clock};
     shown_at_ = now.clock;
   }
-  std::string full(text);
+  const bool due = on_ == On::kTerminal || done % std::max<std::int64_t>(1, steps / kLines) == 0 ||
+                   now.clock - shown_at_ >= kMaxSilence;
+  if (!due) return "";
+  std::string full = text();
   if (done > first_->done && done < steps) {
     const std::chrono::duration<double> taken = now.clock - first_->at;
     full += fmt::format("  {} left", time_left(taken / static_cast<double>(done - first_->done) *
@@ -54,9 +57,6 @@ std::string Progress::step(std::int64_t done, std::int64_t steps, std::string_vi
     // A terminal wraps a line that fills it, and then only its last row would be cleared.
     return fmt::format("{}{}", kClearLine, cut_to_columns(full, width));
   }
-  const bool due =
-      done % std::max<std::int64_t>(1, steps / kLines) == 0 || now.clock - shown_at_ >= kMaxSilence;
-  if (!due) return "";
   shown_at_ = now.clock;
   return fmt::format("{}  {}\n", full, now.time_of_day);
 }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,9 +36,9 @@ class Progress {
   // Returns the text to write for a line that stays.
   [[nodiscard]] std::string line(std::string_view text) const;
   // Returns the text to write after a step, or "" if no line is due. A file has a line after each
-  // twentieth of all steps, and after a minute at the latest.
-  [[nodiscard]] std::string step(std::int64_t done, std::int64_t steps, std::string_view text,
-                                 const Now& now);
+  // twentieth of all steps, and after a minute at the latest. `text` is called for a line only.
+  [[nodiscard]] std::string step(std::int64_t done, std::int64_t steps,
+                                 const std::function<std::string()>& text, const Now& now);
 
  private:
   struct Mark {

@@ -208,6 +208,7 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
   const Bytes sent = group.transport().sent_bytes();
   record.sent_bytes = sent - recorded_.sent;
   recorded_.sent = sent;
+  recorded_.memory = record.memory_bytes;
   if (settings_.leads) history_.set_sources(record.sources);
   if (const Checkpointer* checkpoints = group.checkpoints()) {
     const double pause_s = checkpoints->totals().pause_s;

@@ -92,6 +92,8 @@ class RunLog {
   // Sets the products of a step in the dense model, for MFU.
   void set_step_flops(double flops) { settings_.scale.step_flops = flops; }
   [[nodiscard]] const observe::RunScale& scale() const { return settings_.scale; }
+  // Returns the resident memory in the newest record.
+  [[nodiscard]] Bytes memory() const { return recorded_.memory; }
   [[nodiscard]] const std::string& name() const { return history_.run().name; }
   [[nodiscard]] const observe::RunFolder& folder() const { return folder_; }
   // Returns the number of lines that the records lack so far. It is final after close().
@@ -152,6 +154,7 @@ class RunLog {
     Bytes sent;                         // in step records
     double pause_s = 0;                 // of checkpoints
     CheckpointTotals checkpoints = {};  // in events
+    Bytes memory;                       // in the newest step record
   };
   Recorded recorded_;
 };

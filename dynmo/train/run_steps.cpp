@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "dynmo/process/host_memory.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
 #include "dynmo/train/setup/emulation.h"
@@ -188,11 +187,13 @@ Expected<void> Run::note_traffic(Lane& lane, TrafficIntervals::Ended ended) cons
 void Run::report_progress(std::int64_t step) const {
   if (!first_rank()) return;
   const runtime::Pipeline& newest = lanes_.back().group->pipeline();
-  const std::string text =
-      progress_line(step, config().train.steps, histories(), newest.plan()) +
-      usage_text(lanes_.back().log->history(), lanes_.back().log->scale(),
-                 !config::sparse_sources(config()).empty(), process::resident_memory()) +
-      dynamism::progress(newest.sources()) + (emulates(config()) ? "  EMULATED" : "");
+  const auto text = [&] {
+    const RunLog& log = *lanes_.back().log;
+    return progress_line(step, config().train.steps, histories(), newest.plan()) +
+           usage_text(log.history(), log.scale(), !config::sparse_sources(config()).empty(),
+                      log.memory()) +
+           dynamism::progress(newest.sources()) + (emulates(config()) ? "  EMULATED" : "");
+  };
   reporter_.progress({.done = step + 1, .steps = config().train.steps, .text = text});
 }
 

@@ -26,7 +26,7 @@ namespace dynmo::train {
 struct Progress {
   std::int64_t done = 0;  // steps of the run
   std::int64_t steps = 0;
-  std::string_view text;
+  std::function<std::string()> text;  // makes the text, which most callers want after few steps
 };
 struct Reporter {
   std::function<void(std::string_view)> line = [](std::string_view) {};
