@@ -221,6 +221,7 @@ std::vector<TomlKey> run_keys(Config& c) {
   const ActsIf sleeps = when("run.device", Names{"emulated"});
   const ActsIf slow = when_given("emulated.slow_ranks", "emulated.slow_ranks");
   const ActsIf beside = when("checkpoint.asynchronous", Names{"true"});
+  const ActsIf logs = when_given("run.log", "a run.log");
   return {
       {"checkpoint.every", &c.checkpoint.every, steps_or_0("none")},
       {"checkpoint.keep", &c.checkpoint.keep, between(1, kLarge), {writes}},
@@ -245,6 +246,8 @@ std::vector<TomlKey> run_keys(Config& c) {
        &c.run.peak_flops,
        between(0, 1e18, "FLOP/s (0: not given)"),
        {computes()}},
+      {"run.log", &c.run.log},
+      {"run.log_level", toml_choice(&c.run.log_level, kLogLevelNames), {}, {logs}},
   };
 }
 

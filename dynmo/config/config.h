@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/config/log_level.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
@@ -146,6 +147,8 @@ struct Config {
     bool prometheus = false;        // metrics in RUN/metrics
     std::int64_t metrics_port = 0;  // of the leader on 127.0.0.1, for Prometheus; 0: none
     double peak_flops = 0;          // FLOP/s of a rank's device, for MFU; 0: not given
+    std::string log;                // folder of the log of each rank; empty: none
+    LogLevel log_level = LogLevel::kInfo;
   } run;
 };
 

@@ -20,6 +20,7 @@
 #include "dynmo/train/run.h"
 #include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/leader_options.h"
+#include "dynmo/train/setup/rank_log.h"
 
 namespace dynmo::train {
 namespace {
@@ -68,6 +69,15 @@ Expected<void> check_is_here(const std::string& folder, const elastic::ControlEn
                     folder, where.address, where.port);
 }
 
+// Returns the folder of the logs as it is called here, if it lies in that of the run.
+std::string moved_with(const std::string& log, const std::filesystem::path& from,
+                       const std::filesystem::path& to) {
+  if (log.empty()) return log;
+  const std::filesystem::path inside =
+      std::filesystem::path(log).lexically_normal().lexically_relative(from.lexically_normal());
+  return inside.empty() || *inside.begin() == ".." ? log : (to / inside).string();
+}
+
 // The run's own settings, with what is the newcomer's.
 Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
                                        const JoinOptions& join) {
@@ -81,6 +91,7 @@ Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
   // The folder of the run as it is called here; records of this rank go there.
   std::error_code fault;
   if (std::filesystem::is_directory(join.run, fault)) {
+    config.run.log = moved_with(config.run.log, config.run.directory, join.run);
     config.run.directory = join.run;
   } else {
     DYNMO_TRY(check_is_here(config.run.directory, where));
@@ -146,6 +157,7 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
   if (on_device(options.config)) {
     DYNMO_TRY(c10d::device_kind(options.config.run.device).load());
   }
+  DYNMO_TRY(check_log_folder(options.config));
   request.newcomer = self;
   // A group may not come to be because of another newcomer, or of the way from here to a rank.
   const auto environment = process::rank_environment();
@@ -162,6 +174,13 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
     // lose it before it has heard so.
     leave_on_sigterm();
     self.number = place.member;
+    LoggedReporter logged(process.reporter);
+    const Expected<void> opened =
+        logged.open(options.config, WorldRank(place.member),
+                    process_text(options, WorldRank(place.member), place.size));
+    if (!opened) {
+      process.reporter.line(fmt::format("log      {}; training goes on", opened.error().message));
+    }
     check_context().rank = place.rank.value;
     auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate,
                                    message_limits(options.config).hang);
@@ -169,10 +188,11 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
       taken = true;
       leader = LineClient();
       process::tell_launcher_met(place.member);
-      process.reporter.line(fmt::format("joined as rank {}", place.member));
+      logged.reporter().say(fmt::format("joined as rank {}", place.member));
     };
-    const auto work = [&] { return train::join(**groups, options, process.reporter, note_taken); };
+    const auto work = [&] { return train::join(**groups, options, logged.reporter(), note_taken); };
     const Expected<void> done = groups ? in_groups(**groups, work) : groups.error();
+    logged.end(done);
     if (taken || done || done.error().code != ErrorCode::kPeerLost) return done;
     if (end_on_sigterm()) {
       return make_error(ErrorCode::kInterrupted, "was asked to end before it had joined");

@@ -24,6 +24,7 @@
 #include "dynmo/train/setup/dry_run.h"
 #include "dynmo/train/setup/earlier_run.h"
 #include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/rank_log.h"
 
 namespace dynmo::train {
 namespace {
@@ -111,21 +112,15 @@ Expected<void> connect_devices(c10d::Group& group, const c10d::GroupOptions& gro
   return {};
 }
 
-}  // namespace
-
-Expected<void> run_rank(const RankProcess& process) {
-  DYNMO_ASSIGN(const auto environment, process::rank_environment());
-  DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
-  // Before joining, which waits for all others.
-  DYNMO_TRY(validate(process.options.config));
-  DYNMO_TRY(check_meets_elsewhere(process.options.config));
-  DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
+// Does the work of the rank, with a log.
+Expected<void> run_logged(const RankProcess& process, const process::RankEnvironment& environment,
+                          const Reporter& reporter) {
   TrainOptions train_options = process.options;
   DYNMO_ASSIGN(train_options.rank_device,
-               open_rank_device(train_options.config, environment->local_rank));
+               open_rank_device(train_options.config, environment.local_rank));
   at::set_num_threads(1);
-  check_context().rank = environment->rank.value;
-  c10d::GroupOptions options = c10d::group_options(*environment);
+  check_context().rank = environment.rank.value;
+  c10d::GroupOptions options = c10d::group_options(environment);
   const MessageLimits limits = message_limits(process.options.config);
   options.message_timeout = limits.message;
   options.silence = limits.silence;
@@ -135,23 +130,40 @@ Expected<void> run_rank(const RankProcess& process) {
     const bool elastic = process.options.config.elastic.enabled;
     return elastic ? named_as_early(joined.error()) : joined.error();
   }
-  process::tell_launcher_met(environment->rank.value);
+  process::tell_launcher_met(environment.rank.value);
   const std::unique_ptr<C10dGroups> groups = *std::move(joined);
   c10d::NcclTransport nccl;
   DYNMO_TRY(connect_devices(*groups->in_force(), options, train_options, nccl));
-  if (environment->rank == WorldRank(0) && asks_for_others(train_options.config, *environment)) {
-    process.reporter.line(
+  if (environment.rank == WorldRank(0) && asks_for_others(train_options.config, environment)) {
+    reporter.say(
         fmt::format("ranks    {} of the launcher: pipeline.ranks = {} counts ranks that `dynmo "
                     "train` starts",
-                    environment->size, train_options.config.pipeline.ranks));
+                    environment.size, train_options.config.pipeline.ranks));
   }
   const Expected<void> done = in_groups(*groups, [&]() -> Expected<void> {
-    DYNMO_ASSIGN(const RunLocks locks, locks_of(environment->rank, train_options));
-    DYNMO_TRY(train(*groups, train_options, process.reporter));
+    DYNMO_ASSIGN(const RunLocks locks, locks_of(environment.rank, train_options));
+    DYNMO_TRY(train(*groups, train_options, reporter));
     nccl.channels.reset();  // while all its ranks are there
     return {};
   });
   if (nccl.channels) nccl.channels->abort(done.error());  // none waits for another
+  return done;
+}
+
+}  // namespace
+
+Expected<void> run_rank(const RankProcess& process) {
+  DYNMO_ASSIGN(const auto environment, process::rank_environment());
+  DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
+  // Before joining, which waits for all others.
+  DYNMO_TRY(validate(process.options.config));
+  DYNMO_TRY(check_meets_elsewhere(process.options.config));
+  DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
+  LoggedReporter logged(process.reporter);
+  DYNMO_TRY(logged.open(process.options.config, environment->rank,
+                        process_text(process.options, environment->rank, environment->size)));
+  const Expected<void> done = run_logged(process, *environment, logged.reporter());
+  logged.end(done);
   return done;
 }
 
@@ -206,6 +218,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
     if (!on_device(options.config)) DYNMO_TRY(check_host_memory(inputs, options.config));
   }
   DYNMO_TRY(check_folder_is_free(options));
+  DYNMO_TRY(check_log_folder(options.config));
   if (locks.empty()) {
     DYNMO_ASSIGN(locks, lock_run(options));
   }

@@ -15,6 +15,9 @@
 #include "dynmo/train/setup/same_settings.h"
 
 namespace dynmo::train {
+
+using config::LogLevel;
+
 namespace {
 
 // All ranks do this before the run itself.
@@ -28,7 +31,7 @@ Expected<Inputs> prepare(transport::Transport& transport, TrainOptions& options,
   if (transport.rank() == transport::Member(0)) {
     DYNMO_ASSIGN(const bool removed, remove_earlier_run(options));
     if (removed) {
-      reporter.line(fmt::format("removed  the earlier run in '{}'", options.config.run.directory));
+      reporter.say(fmt::format("removed  the earlier run in '{}'", options.config.run.directory));
     }
   }
   DYNMO_TRY(make_directories(options.config.run.directory));
@@ -70,6 +73,7 @@ Expected<void> Run::join(const std::function<void()>& taken) {
   DYNMO_TRY(elasticity_->join(*lane.group));
   lane.traffic->begin(*lane.group);
   note_members();
+  note_group(lane);
   taken();
   return through_losses(advance_all());
 }
@@ -135,6 +139,7 @@ Expected<RunLog> Run::open_log(const std::string& name, RunLog::Keeps keeps) con
                                          .replicas = static_cast<int>(own.pipeline.replicas),
                                          .elastic = elasticity_.has_value()},
                                         folder_.of(name), number, done_.first, keeps));
+  if (!own.run.log.empty()) log.set_messages(reporter_.log);
   // The shape of a caller's own layers is not known.
   if (!options_.make_model) {
     log.set_step_flops(config::step_flops(own, inputs_.batches.vocabulary()));
@@ -171,6 +176,7 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
   log.event("start", done_.first, about);
   if (elasticity_) note_members();
   lane.traffic->begin(*lane.group);
+  note_group(lane);
   return {};
 }
 
@@ -185,7 +191,9 @@ void Run::write_cluster() const {
   if (!first_rank()) return;
   const Json cluster = cost::cluster_json(lanes_.front().group->pipeline().cluster());
   const auto written = write_file_durably(folder_.cluster(), cluster.dump(1) + "\n");
-  if (!written) say(fmt::format("cluster  {}; training goes on", written.error().message));
+  if (!written) {
+    say(fmt::format("cluster  {}; training goes on", written.error().message), LogLevel::kWarning);
+  }
 }
 
 Expected<void> Run::finish() {
@@ -224,9 +232,9 @@ Expected<void> Run::finish(Lane& lane, std::span<const transport::ClockFit> cloc
   }
   const RunLog::Closed closed = lane.log->close();
   DYNMO_ASSIGN(const std::string missing, missing_records(world(), *lane.log, closed.records));
-  if (!missing.empty()) say(missing);
+  if (!missing.empty()) say(missing, LogLevel::kWarning);
   DYNMO_TRY(note_traffic(lane, lane.traffic->end(world(), *lane.group)));
-  if (!closed.load_trace.empty()) say(closed.load_trace);
+  if (!closed.load_trace.empty()) say(closed.load_trace, LogLevel::kWarning);
   DYNMO_ASSIGN(const LastFiles files,
                write_last_files(world(), *lane.group, *lane.log, config_of(lane), clocks));
   for (const std::string& line : files.lines) say(line);
@@ -240,14 +248,14 @@ Expected<void> Run::finish(Lane& lane, std::span<const transport::ClockFit> cloc
 Expected<void> Run::report() {
   for (Lane& lane : lanes_) {
     const std::string fault = lane.log->settle_history(lane.group->pipeline().next_step());
-    if (!fault.empty()) say(fault);
+    if (!fault.empty()) say(fault, LogLevel::kWarning);
   }
   DYNMO_ASSIGN(
       const Report report,
       make_report(histories(), lanes_.back().group->pipeline().profiler().known(),
                   inputs_of(lanes_.back()).model.given_costs, config(), grid().positions()));
   DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
-  for (const std::string& line : report.lines) reporter_.line(line);
+  for (const std::string& line : report.lines) reporter_.say(line);
   return {};
 }
 

@@ -151,8 +151,16 @@ class Run {
     return transport::read_clocks(world(), {.id = process::steady_clock_id(), .now_ns = now_ns});
   }
   bool first_rank() const { return group_.leads; }
-  void say(std::string_view text) const {
+  // Prints the text if this rank is the first. All ranks log it.
+  void say(std::string_view text, config::LogLevel level = config::LogLevel::kInfo) const {
     if (first_rank()) reporter_.line(text);
+    reporter_.log(level, text);
+  }
+  void say(const std::vector<Line>& lines) const {
+    for (const Line& line : lines) say(line.text, line.level);
+  }
+  [[nodiscard]] bool logs(config::LogLevel level) const {
+    return !config().run.log.empty() && level >= config().run.log_level;
   }
   // Prints the message if this rank is the first. The others end with the same error.
   Error say_stopped(Error why) const {
@@ -217,6 +225,8 @@ class Run {
   Expected<bool> change_group(Lane& lane, const elastic::SizeChange& change);
   // Writes the messages of one plan after it has ended. Ranks get the numbers that users see.
   Expected<void> note_traffic(Lane& lane, TrafficIntervals::Ended ended) const;
+  // Logs the group that has begun: its ranks, their hosts and its plan.
+  void note_group(const Lane& lane) const;
   // Prints and logs the events between two steps.
   void note_events(Lane& lane, std::int64_t step);
   void report_progress(std::int64_t step) const;

@@ -53,6 +53,22 @@ std::string key_of(std::string_view kind, std::int64_t step, const Json& more) {
   return key;
 }
 
+config::LogLevel level_of(std::string_view kind, const Json& more) {
+  if (kind == "loss" || kind == "skipped") return config::LogLevel::kWarning;
+  if (kind == "saved") {
+    return more.value("failed", 0) > 0 ? config::LogLevel::kWarning : config::LogLevel::kInfo;
+  }
+  const bool kept = kind == "decision" && !more.value("taken", true);
+  return kept || kind == "sources" ? config::LogLevel::kDebug : config::LogLevel::kInfo;
+}
+
+std::string event_text(std::string_view run, std::string_view kind, std::int64_t step,
+                       const Json& more) {
+  return fmt::format(
+      "step {:5}  {}: {}{}", step, run, kind,
+      more.is_null() ? "" : " " + more.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
 }  // namespace
 
 std::int64_t now_ns() {
@@ -149,6 +165,7 @@ void RunLog::fold(std::string_view kind, std::int64_t step, const Json& more) {
 }
 
 void RunLog::event(std::string_view kind, std::int64_t step, const Json& more) {
+  if (messages_) messages_(level_of(kind, more), event_text(name(), kind, step, more));
   if (!events_) {
     noted_.push_back({std::string(kind), step, more});
     return;
@@ -220,8 +237,8 @@ void RunLog::write_record(const runtime::StepReport& report, const GroupRun& gro
   files_.records->write(record);
 }
 
-std::vector<std::string> RunLog::add(const runtime::StepReport& report, const GroupRun& group,
-                                     std::int64_t begin_ns) {
+std::vector<Line> RunLog::add(const runtime::StepReport& report, const GroupRun& group,
+                              std::int64_t begin_ns) {
   const runtime::Pipeline& pipeline = group.pipeline();
   // (A leader without the folder of the run looks for it before each step.)
   if (settings_.leads && !events_) static_cast<void>(take_over_events());
@@ -235,34 +252,42 @@ std::vector<std::string> RunLog::add(const runtime::StepReport& report, const Gr
     traces_.push_back(step_trace(report, begin_ns));
     if (std::ssize(traces_) > settings_.trace_steps) traces_.pop_front();
   }
-  std::vector<std::string> lines = moves_.add(name(), report, pipeline.plan());
-  if (!load_fault.empty()) lines.push_back(load_fault);
+  std::vector<Line> lines;
+  for (std::string& line : moves_.add(name(), report, pipeline.plan())) {
+    lines.push_back({.text = std::move(line)});
+  }
+  const auto warn = [&](std::string text) {
+    lines.push_back({.text = std::move(text), .level = config::LogLevel::kWarning});
+  };
+  if (!load_fault.empty()) warn(load_fault);
   if (const auto failure = files_.records->take_failure()) {
-    lines.push_back(fmt::format("records  {}; training goes on", failure->message));
+    warn(fmt::format("records  {}; training goes on", failure->message));
   }
   if (files_.metrics) {
     if (const auto failure = files_.metrics->take_failure()) {
-      lines.push_back(fmt::format("metrics  {}; training goes on", *failure));
+      warn(fmt::format("metrics  {}; training goes on", *failure));
     }
   }
   if (events_) {
     if (const auto failure = events_->take_failure()) {
-      lines.push_back(fmt::format("events   {}; training goes on", *failure));
+      warn(fmt::format("events   {}; training goes on", *failure));
     }
   }
   if (report.skipped) {
-    lines.push_back(
-        fmt::format("step {:5}  loss {}, gradient norm {}: no update (train.on_nan = skip)",
-                    report.step, std::abs(report.loss), report.gradient_norm));
+    warn(fmt::format("step {:5}  loss {}, gradient norm {}: no update (train.on_nan = skip)",
+                     report.step, std::abs(report.loss), report.gradient_norm));
   }
   for (const control::SpeedChange& change : report.speeds) {
     // (Times are means over the replicas.)
-    lines.push_back(fmt::format(
-        "step {:5}  {}{} {} since step {}", report.step,
-        history_.run().replicas > 1 ? "one of " : "", pipeline.grid().name_of(change.rank),
-        change.factor > 1 ? fmt::format("is slow: its layers take {:.2f} x as long", change.factor)
-                          : "is as fast as the others",
-        report.step + 1 - change.steps));
+    const bool slow = change.factor > 1;
+    lines.push_back(
+        {.text = fmt::format(
+             "step {:5}  {}{} {} since step {}", report.step,
+             history_.run().replicas > 1 ? "one of " : "", pipeline.grid().name_of(change.rank),
+             slow ? fmt::format("is slow: its layers take {:.2f} x as long", change.factor)
+                  : "is as fast as the others",
+             report.step + 1 - change.steps),
+         .level = slow ? config::LogLevel::kWarning : config::LogLevel::kInfo});
   }
   return lines;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,7 @@
 #include "dynmo/observe/run_history.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/move_log.h"
+#include "dynmo/train/setup/options.h"
 #include "dynmo/train/traces.h"
 #include "dynmo/transport/place.h"
 #include "dynmo/transport/transport.h"
@@ -57,8 +59,8 @@ class RunLog {
   }
   // Adds a step of the run's part of the group, which began at `begin_ns` (steady clock). Returns
   // lines for the user.
-  std::vector<std::string> add(const runtime::StepReport& report, const GroupRun& group,
-                               std::int64_t begin_ns);
+  std::vector<Line> add(const runtime::StepReport& report, const GroupRun& group,
+                        std::int64_t begin_ns);
   // Notes an event before step `step` (observe/event_log.h). All ranks call it equally. The leader
   // writes the event. The others keep it until they know that it is written.
   void event(std::string_view kind, std::int64_t step, const Json& more = nullptr);
@@ -89,6 +91,10 @@ class RunLog {
   };
   [[nodiscard]] Closed close();
 
+  // Sends a text of each event to the log of this rank from now on.
+  void set_messages(std::function<void(config::LogLevel, std::string_view)> log) {
+    messages_ = std::move(log);
+  }
   // Sets the products of a step in the dense model, for MFU.
   void set_step_flops(double flops) { settings_.scale.step_flops = flops; }
   [[nodiscard]] const observe::RunScale& scale() const { return settings_.scale; }
@@ -157,6 +163,7 @@ class RunLog {
     Bytes memory;                       // in the newest step record
   };
   Recorded recorded_;
+  std::function<void(config::LogLevel, std::string_view)> messages_;  // empty: none
 };
 
 // Returns a line about the records that the logs of all ranks lack, or "". All ranks of the group

@@ -1,15 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run's steps, and what is done between two of them.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
+#include "dynmo/observe/table.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
 #include "dynmo/train/setup/emulation.h"
 
 namespace dynmo::train {
+
+using config::LogLevel;
+
+namespace {
+
+std::string debug_text(const runtime::StepReport& report, const GroupRun& group, Bytes memory) {
+  return fmt::format(
+      "step {:5}  loss {}, gradient norm {}, took {}, of this rank busy {}; {} sent so far; memory "
+      "{}",
+      report.step, report.loss, report.gradient_norm, format_seconds(report.step_s),
+      format_seconds(report.busy_s), format_bytes(group.transport().sent_bytes()),
+      format_bytes(memory));
+}
+
+}  // namespace
 
 Expected<void> Run::advance_all() {
   DYNMO_ASSIGN(group_.clocks, read_clocks());
@@ -46,7 +64,9 @@ Expected<bool> Run::advance(Lane& lane) {
   DYNMO_ASSIGN(const runtime::StepReport report, lane.group->step());
   if (report.stop) return *report.stop;  // at all ranks
   // The step is done from here on, also where a loss ends what follows it.
-  for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
+  say(lane.log->add(report, *lane.group, begin_ns));
+  if (logs(LogLevel::kDebug))
+    reporter_.log(LogLevel::kDebug, debug_text(report, *lane.group, lane.log->memory()));
   done_.steps = report.step + 1;
   DYNMO_TRY(note_traffic(lane, lane.traffic->after_step(world(), *lane.group, report)));
   if (elasticity_) elasticity_->observe(report, *lane.group, lane.log->history());
@@ -88,7 +108,8 @@ Expected<void> Run::take_snapshot(Lane& lane, std::int64_t step) {
   if (!snapshots_.due(step, world().size())) return {};
   DYNMO_ASSIGN(const Snapshots::Taken taken,
                snapshots_.take(*lane.group, elasticity_->view(), world()));
-  if (!taken.line.empty()) say(taken.line);
+  if (!taken.line.empty()) say(taken.line, LogLevel::kWarning);
+  reporter_.log(LogLevel::kDebug, fmt::format("step {:5}  snapshot of the layers", step));
   if (!taken.keepers.empty()) lane.traffic->copied(*lane.group, taken.keepers);
   return {};
 }
@@ -98,7 +119,7 @@ Expected<void> Run::checkpoint(Lane& lane, bool due) {
   const std::int64_t step = lane.group->pipeline().next_step();
   lane.log->note_checkpoints(lane.group->checkpoints()->totals(), step);
   if (due) lane.log->event("checkpoint", step);
-  for (const std::string& note : lane.group->checkpoints()->take_notes()) say(note);
+  for (const auto& note : lane.group->checkpoints()->take_notes()) say(note, LogLevel::kWarning);
   return {};
 }
 
@@ -106,8 +127,30 @@ Expected<void> Run::finish_checkpoint(Lane& lane) {
   Checkpointer* checkpoints = lane.group->checkpoints();
   DYNMO_TRY(traced(lane, SpanKind::kCheckpoint, [&] { return checkpoints->finish(); }));
   lane.log->note_checkpoints(checkpoints->totals(), lane.group->pipeline().next_step());
-  for (const std::string& note : checkpoints->take_notes()) say(note);
+  for (const std::string& note : checkpoints->take_notes()) say(note, LogLevel::kWarning);
   return {};
+}
+
+void Run::note_group(const Lane& lane) const {
+  if (!logs(LogLevel::kInfo)) return;
+  const runtime::Pipeline& pipeline = lane.group->pipeline();
+  std::string ranks = observe::format_count(world().size(), "rank");
+  if (elasticity_) {
+    std::vector<std::string> members;
+    for (const elastic::Member& member : elasticity_->view().members) {
+      members.push_back(
+          fmt::format("{} on {} (process {})", member.number, member.host, member.pid));
+    }
+    ranks = fmt::format("{}: {}", ranks, fmt::join(members, ", "));
+  }
+  std::set<int> nodes;
+  for (const cost::ClusterRank& rank : lane.group->cluster().ranks) nodes.insert(rank.node);
+  reporter_.log(LogLevel::kInfo,
+                fmt::format("step {:5}  group of generation {} with {}; {}; this is {}; plan {}",
+                            pipeline.next_step(), pipeline.plan().generation, ranks,
+                            observe::format_count(std::ssize(nodes), "node"),
+                            pipeline.grid().name_of(pipeline.grid().position()),
+                            plan::to_string(pipeline.plan())));
 }
 
 void Run::note_events(Lane& lane, std::int64_t step) {
@@ -165,6 +208,7 @@ Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) 
   lane.log->begin_group();
   snapshots_.begin_group();
   lane.traffic->begin(*lane.group);
+  note_group(lane);
   if (next.done) {
     write_cluster();
     note_members();
@@ -180,7 +224,9 @@ Expected<void> Run::note_traffic(Lane& lane, TrafficIntervals::Ended ended) cons
   if (elasticity_) renumber(interval, elastic::numbers_of(elasticity_->view()));
   lane.log->add_traffic(interval);
   const auto written = observe::append_traffic(lane.log->folder().traffic(), interval);
-  if (!written) say(fmt::format("traffic  {}; training goes on", written.error().message));
+  if (!written) {
+    say(fmt::format("traffic  {}; training goes on", written.error().message), LogLevel::kWarning);
+  }
   return {};
 }
 

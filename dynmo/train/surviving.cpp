@@ -25,6 +25,9 @@
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
+
+using config::LogLevel;
+
 namespace {
 
 transport::Tag tag() { return transport::control_tag(transport::Control::kSize); }
@@ -180,6 +183,7 @@ Expected<elastic::Survival> Run::meet_survivors(const elastic::View& before, con
 }
 
 Expected<bool> Run::survive(const Error& why) {
+  reporter_.log(LogLevel::kWarning, fmt::format("step {:5}  {}", done_.steps, why.message));
   Recovery recovery{.why = why};
   if (const auto noticed = groups_->failed_at()) recovery.phase = *noticed;
   const auto start = recovery.phase;
@@ -191,6 +195,8 @@ Expected<bool> Run::survive(const Error& why) {
   // Nothing of the group that has ended writes into tensors any more when this returns.
   DYNMO_ASSIGN(const elastic::Survival met, meet_survivors(before, why));
   const elastic::View& view = met.view;
+  reporter_.log(LogLevel::kInfo, fmt::format("step {:5}  met after the loss: ranks {}", done_.steps,
+                                             fmt::join(elastic::numbers_of(view), ", ")));
   recovering_->spares.insert(recovering_->spares.end(), met.spares.begin(), met.spares.end());
   group_.grid.reset();
   if (runtime::RankState state = elasticity_->take_state(); !state.plan.stages.empty()) {
@@ -332,7 +338,7 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
   DYNMO_ASSIGN(const runtime::Exchange exchanged, runtime::parse_exchange(*text));
   const std::int64_t begin_ns = now_ns();
   DYNMO_ASSIGN(const runtime::StepReport report, lane.group->pipeline().finish_step(exchanged));
-  for (const std::string& line : lane.log->add(report, *lane.group, begin_ns)) say(line);
+  say(lane.log->add(report, *lane.group, begin_ns));
   done_.steps = report.step + 1;
   return {};
 }
@@ -346,6 +352,7 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
   lane.group = std::make_unique<GroupRun>(world(), config(), inputs_, lane.settings, cluster,
                                           std::exchange(held_, {}));
   lane.traffic->begin(*lane.group);
+  note_group(lane);
   write_cluster();
   return {};
 }
@@ -383,9 +390,10 @@ Expected<void> Run::after_step_again(Lane& lane) {
   if (passes && !is_there && config().checkpoint.every > 0 &&
       step % config().checkpoint.every == 0) {
     say(fmt::format(
-        "ALARM    no checkpoint of step {}: a disk is still at the one before the loss; "
-        "training goes on, the next one is tried all the same",
-        step));
+            "ALARM    no checkpoint of step {}: a disk is still at the one before the loss; "
+            "training goes on, the next one is tried all the same",
+            step),
+        LogLevel::kWarning);
   }
   return after_step(lane, is_there || passes);
 }
@@ -408,6 +416,7 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   if (lane.log) {
     DYNMO_ASSIGN(lane.group, open_group(lane, begin));
     lane.traffic->begin(*lane.group);
+    note_group(lane);
     DYNMO_TRY(lane.log->go_back());
   } else {
     for (const std::string& note : begin.notes) say(note);
@@ -449,7 +458,8 @@ void Run::note_loss(Lane& lane, const Recovering& since, const Recovery& recover
                   recovery.why.message, ranks.size() == 1 ? "rank" : "ranks",
                   fmt::join(ranks, ", "), without, done_.first,
                   observe::format_count(again, "step"),
-                  format_seconds(recovery.ms["all"].get<double>() / 1e3)));
+                  format_seconds(recovery.ms["all"].get<double>() / 1e3)),
+      LogLevel::kWarning);
   say_start();
 }
 
@@ -459,7 +469,7 @@ void Run::lead() {
   if (!lanes_.front().log) return;  // not begun as yet
   // The run goes on without the file, as it does where it cannot be written later.
   if (const auto opened = lanes_.front().log->lead(); !opened) {
-    say(fmt::format("events   {}; training goes on", opened.error().message));
+    say(fmt::format("events   {}; training goes on", opened.error().message), LogLevel::kWarning);
   }
 }
 

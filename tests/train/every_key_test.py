@@ -73,7 +73,7 @@ ROWS = {
     "emulated.profile": ("other.json", *EMULATED), "emulated.trace": ("costs.jsonl",),
     "emulated.memory_scale": ("0.5", *EMULATED),
     "run.directory": ("elsewhere",), "run.device": ("emulated", "emulated.profile=costs.json"), "run.trace_steps": ("0",),
-    "run.load_trace": ("0",), "run.tensorboard": ("true",), "run.prometheus": ("true",),
+    "run.load_trace": ("0",), "run.tensorboard": ("true",), "run.prometheus": ("true",), "run.log": ("run/log",),
 }
 
 # Keys that no figure of so short a run shows, with the test that shows them.
@@ -88,7 +88,7 @@ ELSEWHERE = {
     "elastic.snapshot_cost": "measured times: train_test", "elastic.release_timeout_s": "a wait: release_hook_test",
     "checkpoint.asynchronous": "when files are written: checkpoints_test", "checkpoint.memory": "when files are written: checkpoints_test",
     "emulated.time_scale": "times: layouts_test", "emulated.slow_ranks": "times: layouts_test", "emulated.slow_speed": "times: layouts_test",
-    "run.metrics_port": "an endpoint: run_folder_test", "run.peak_flops": "times: run_folder_test",
+    "run.log_level": "lines of a file: logs_test", "run.metrics_port": "an endpoint: run_folder_test", "run.peak_flops": "times: run_folder_test",
     "emulated.slow_from": "times: layouts_test", "emulated.slow_until": "times: layouts_test",
 }
 

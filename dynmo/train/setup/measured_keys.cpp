@@ -88,7 +88,7 @@ Expected<void> measure_keys(transport::Transport& transport, TrainOptions& optio
   DYNMO_TRY(apply_settings(options.config, settings));
   DYNMO_ASSIGN(inputs, open_inputs(options));
   if (transport.rank() != transport::Member(0)) return {};
-  for (const std::string& line : lines) reporter.line(line);
+  for (const std::string& line : lines) reporter.say(line);
   return {};
 }
 

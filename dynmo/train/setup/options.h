@@ -31,6 +31,20 @@ struct Progress {
 struct Reporter {
   std::function<void(std::string_view)> line = [](std::string_view) {};
   std::function<void(const Progress&)> progress = [](const Progress&) {};
+  // Takes a message of any rank for its log (rank_log.h).
+  std::function<void(config::LogLevel, std::string_view)> log = [](config::LogLevel,
+                                                                   std::string_view) {};
+
+  // Prints and logs a line.
+  void say(std::string_view text, config::LogLevel level = config::LogLevel::kInfo) const {
+    line(text);
+    log(level, text);
+  }
+};
+// A text for the user. A warning is in the log as one.
+struct Line {
+  std::string text;
+  config::LogLevel level = config::LogLevel::kInfo;
 };
 
 struct TrainOptions {
