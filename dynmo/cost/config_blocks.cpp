@@ -109,7 +109,10 @@ class BlockReader {
     shape_.intermediate = experts ? widths_.expert : widths_.dense;
     shape_.gated_mlp = !row_.has(kUngated);
     shape_.vocabulary = keys_.size("vocab_size");
-    shape_.positions = keys_.size("max_position_embeddings");
+    // No layer has a weight for a rotary position. So a config may omit their number.
+    std::optional<std::int64_t> positions;
+    if (!row_.has(kLearnedPositions)) positions = shape_.sequence;
+    shape_.positions = keys_.size("max_position_embeddings", positions);
     if (shape_.sequence > shape_.positions) {
       keys_.fail("max_position_embeddings",
                  fmt::format("is {}, less than the sequence of {} tokens that is asked for",

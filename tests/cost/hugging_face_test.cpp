@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dynmo/cost/device.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::cost {
@@ -77,6 +78,19 @@ TEST(HuggingFace, TheHeadSizeMayBeGiven) {
   EXPECT_EQ(parse_config(config, "c", 512).value().head_size, 128);
   config.erase("head_dim");
   EXPECT_EQ(parse_config(config, "c", 512).value().head_size, 160);
+}
+
+TEST(HuggingFace, OnlyLearnedPositionsMustBeGiven) {
+  Json config = kLlama3;
+  const TransformerShape given = parse_config(config, "c", 512).value();
+  config.erase("max_position_embeddings");
+  const TransformerShape absent = parse_config(config, "c", 512).value();
+  EXPECT_EQ(absent.positions, 512);
+  const Device device = find_device("h100").value();
+  EXPECT_EQ(transformer_costs(absent, device).value(), transformer_costs(given, device).value());
+  Json learned = kGpt2;
+  learned.erase("n_positions");
+  EXPECT_EQ(parse_config(learned, "c", 512).error().message, "c: /n_positions is missing");
 }
 
 TEST(HuggingFace, AbsentKeyValueHeadsAreTheLibrarys) {
