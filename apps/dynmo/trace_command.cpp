@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "dynmo/cost/files.h"
 #include "dynmo/cost/hugging_face.h"
 #include "dynmo/cost/transformer.h"
+#include "dynmo/data/text_stream.h"
 #include "dynmo/observe/import/trace_import.h"
 
 namespace dynmo::app {
@@ -104,11 +106,18 @@ Expected<observe::StageLayers> stage_layers(const ImportFlags& flags) {
   return layers;
 }
 
+// Opens a trace as the profiler writes it, with or without compression.
+Expected<observe::ReadTrace> open_trace(const std::filesystem::path& path) {
+  DYNMO_ASSIGN(data::TextStream opened, data::TextStream::open(path));
+  const auto stream = std::make_shared<data::TextStream>(std::move(opened));
+  return observe::ReadTrace([stream](std::span<char> out) { return stream->read(out); });
+}
+
 Expected<int> run_import(const ImportFlags& flags) {
   DYNMO_TRY(check_numbers(flags));
   DYNMO_TRY(check_files(flags));
   DYNMO_ASSIGN(const observe::StageLayers layers, stage_layers(flags));
-  DYNMO_ASSIGN(observe::TraceImport import, observe::read_traces(flags.traces, layers));
+  DYNMO_ASSIGN(observe::TraceImport import, observe::read_traces(flags.traces, layers, open_trace));
   if (flags.boundary_bytes) {
     for (cost::LayerCost& layer : import.model.layers) {
       layer.boundary_bytes = Bytes{*flags.boundary_bytes};
@@ -129,7 +138,7 @@ void add_import_command(CLI::App& trace, Command& chosen) {
                    "Traces of all ranks: of a pipeline of torch.distributed.pipelining or "
                    "torchtitan, or with each layer's forward in record_function(\"NAME.forward\")")
       ->required()
-      ->option_text("TRACE.json...");
+      ->option_text("TRACE.json[.gz]...");
   import->add_option("--out", flags->out, "Profile to write")
       ->required()
       ->option_text("PROFILE.json");

@@ -14,7 +14,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/data/prepare.h"
-#include "dynmo/data/text_stream_impl.h"
+#include "dynmo/data/text_stream.h"
 
 namespace dynmo::data {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <new>
 
-#include "dynmo/data/text_stream_impl.h"
+#include "dynmo/data/text_stream.h"
 
 namespace dynmo::data {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "dynmo/data/text_stream_impl.h"
+#include "dynmo/data/text_stream.h"
 
 namespace dynmo::data {
 namespace {

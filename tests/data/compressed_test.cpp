@@ -12,7 +12,7 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/data/corpus_impl.h"
 #include "dynmo/data/prepare.h"
-#include "dynmo/data/text_stream_impl.h"
+#include "dynmo/data/text_stream.h"
 #include "tests/support/mutate.h"
 #include "tests/support/temp_folder.h"
 

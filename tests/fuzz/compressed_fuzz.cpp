@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compressed bytes give the same text for output buffers of any size, or are refused.
-#include "dynmo/data/text_stream_impl.h"
+#include "dynmo/data/text_stream.h"
 #include "tests/fuzz/target.h"
 #include "tests/support/compressed.h"
 

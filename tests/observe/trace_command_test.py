@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dynmo trace import` as users meet it. Usage: trace_command_test.py PATH_OF_DYNMO"""
+import gzip
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -62,6 +64,32 @@ class TraceImport(unittest.TestCase):
         parts = json.loads(self.out.with_name("torchtitan.json").read_text())["parallelism"]["module_fqns_per_model_part"]
         self.assertEqual([name for part in parts for name in part if name.startswith("layers.")], [f"layers.{i}" for i in range(6)])
 
+    def test_compressed_traces_give_the_profile_of_plain_ones(self):
+        self.run_import(*RANKS, "--out", self.out)
+        plain = self.out.read_bytes()
+        packed = [self.out.with_name(f"{rank.name}.gz") for rank in RANKS]
+        for rank, path in zip(RANKS, packed):
+            path.write_bytes(gzip.compress(rank.read_bytes()))
+        done = self.run_import(*packed, "--out", self.out)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(self.out.read_bytes(), plain)
+        self.out.unlink()
+        whole = packed[1].read_bytes()
+        wrong = whole[:len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 0x55]) + whole[len(whole) // 2 + 1:]
+        for damaged, said in ((whole[:-9], "it ends early"), (wrong, ""), (whole[:-8] + bytes(8), "incorrect data check")):
+            packed[1].write_bytes(damaged)
+            done = self.run_import(*packed, "--out", self.out)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertRegex(done.stderr, rf"\Adynmo: error: '{re.escape(str(packed[1]))}', compressed by gzip, is damaged behind \d+ bytes "
+                             rf"of its text: .*{said}; wanted a whole file: copy it again\n\Z")
+            self.assertFalse(self.out.exists())
+
+    def test_an_endless_value_of_a_compressed_trace_is_refused(self):
+        packed = self.out.with_name("t.json.gz")
+        packed.write_bytes(gzip.compress(b'["' + b"x" * (17 << 20) + b'"]', 1))
+        done = self.run_import(packed, "--out", self.out)
+        self.assertEqual((done.returncode, done.stderr), (2, f"dynmo: error: {packed}: a value has more than 16.0 MiB, wanted a trace\n"))
+
     def test_memory_does_not_hold_a_large_trace(self):
         """Many steps of the same ranks: the same medians, in less memory than the files have bytes. Sanitizers keep what is freed."""
         self.run_import(*RANKS, "--out", self.out)
@@ -76,7 +104,10 @@ class TraceImport(unittest.TestCase):
                 for step in range(repeats):
                     file.write(",\n".join(f"{head}{event['ts'] + step * 2**20}{tail}" for (head, tail), event in zip(texts, events)).join(
                         ("[" if step == 0 else ",", "]" if step == repeats - 1 else "\n")))
-        command = [DYNMO, "trace", "import", *map(str, paths), "--out", str(self.out)]
+        bytes_of_text = paths[0].stat().st_size
+        packed = paths[1].with_name(f"{paths[1].name}.gz")  # one of the two is compressed
+        packed.write_bytes(gzip.compress(paths[1].read_bytes(), 1))
+        command = [DYNMO, "trace", "import", str(paths[0]), str(packed), "--out", str(self.out)]
         measured = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
         done = subprocess.run([sys.executable, "-c", measured, *command], capture_output=True, text=True, timeout=100)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -85,7 +116,7 @@ class TraceImport(unittest.TestCase):
             for key in ("forward_s", "backward_input_s", "backward_weight_s"):
                 self.assertAlmostEqual(layer[key], once[name][key], delta=1e-9)
         if not os.environ.get("DYNMO_SANITIZE"):
-            self.assertLess(int(done.stdout.split()[-1]) * 1024, paths[0].stat().st_size)
+            self.assertLess(int(done.stdout.split()[-1]) * 1024, bytes_of_text)
 
     def test_bad_input_is_one_line_and_leaves_no_file(self):
         for arguments, said in [

@@ -372,8 +372,8 @@ Expected<TraceEvents> parse_events(std::string_view text, std::string_view origi
   return events_of(stream, origin);
 }
 
-Expected<TraceEvents> read_events(const std::filesystem::path& path) {
-  TraceStream stream(path);
+Expected<TraceEvents> read_events(const std::filesystem::path& path, const OpenTrace& open) {
+  TraceStream stream(path, open);
   return events_of(stream, path.string());
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/observe/import/trace_import.h"
 
 namespace dynmo::observe {
 
@@ -44,6 +45,7 @@ struct TraceEvents {
 // Selects and sorts the events of a trace. Returns kBadInput with file and JSON pointer.
 [[nodiscard]] Expected<TraceEvents> parse_events(std::string_view text, std::string_view origin);
 // Like parse_events(), for a file of any size.
-[[nodiscard]] Expected<TraceEvents> read_events(const std::filesystem::path& path);
+[[nodiscard]] Expected<TraceEvents> read_events(const std::filesystem::path& path,
+                                                const OpenTrace& open);
 
 }  // namespace dynmo::observe

@@ -181,10 +181,10 @@ Expected<TraceImport> import_traces(std::span<const TraceText> traces, const Sta
 }
 
 Expected<TraceImport> read_traces(std::span<const std::filesystem::path> paths,
-                                  const StageLayers& layers) {
+                                  const StageLayers& layers, const OpenTrace& open) {
   TraceJoiner joiner;
   for (const std::filesystem::path& path : paths) {
-    DYNMO_ASSIGN(const TraceEvents events, read_events(path));
+    DYNMO_ASSIGN(const TraceEvents events, read_events(path, open));
     DYNMO_TRY(joiner.add(events, path.string()));
   }
   return std::move(joiner).finish(layers);

@@ -22,7 +22,9 @@
 // micro-batch. A range begins with the wait for a message. So its time is that from its first
 // operation to its end, or that of its kernels. B is divided into I and W by its nodes.
 
+#include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -55,9 +57,17 @@ struct TraceText {
 // traces without named layers.
 [[nodiscard]] Expected<TraceImport> import_traces(std::span<const TraceText> traces,
                                                   const StageLayers& layers = {});
+// Reads the next bytes of a file into the buffer, and returns their number, which is 0 at the end.
+using ReadTrace = std::function<Expected<std::size_t>(std::span<char>)>;
+// Opens a file for reading. A caller that knows a compression gives a function that decodes it.
+using OpenTrace = std::function<Expected<ReadTrace>(const std::filesystem::path&)>;
+// Opens a file whose bytes are the text.
+[[nodiscard]] Expected<ReadTrace> open_plain_trace(const std::filesystem::path& path);
+
 // Like import_traces(), for files of any size. Memory holds one file at a time, at about an eighth
-// of its size.
+// of its text.
 [[nodiscard]] Expected<TraceImport> read_traces(std::span<const std::filesystem::path> paths,
-                                                const StageLayers& layers = {});
+                                                const StageLayers& layers = {},
+                                                const OpenTrace& open = open_plain_trace);
 
 }  // namespace dynmo::observe

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "dynmo/core/units.h"
 #include "dynmo/observe/import/trace_stream_impl.h"
+#include "dynmo/process/sockets.h"
 
 namespace dynmo::observe {
 namespace {
@@ -20,19 +23,30 @@ Error stream_error(std::string_view what, const std::string& path) {
 
 }  // namespace
 
-TraceStream::TraceStream(const std::filesystem::path& path)
-    : buffer_(kBufferBytes), path_(path.string()) {
-  begin_ = end_ = buffer_.data();
-  file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file_ < 0) {
-    fault_ = stream_error("open", path_);
-  } else {
-    fill();
-  }
+Expected<ReadTrace> open_plain_trace(const std::filesystem::path& path) {
+  process::UniqueFd opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!opened) return stream_error("open", path.string());
+  const auto file = std::make_shared<process::UniqueFd>(std::move(opened));
+  return ReadTrace([file, name = path.string()](std::span<char> out) -> Expected<std::size_t> {
+    ssize_t got = -1;
+    do {
+      got = ::read(file->get(), out.data(), out.size());
+    } while (got < 0 && errno == EINTR);
+    if (got < 0) return stream_error("read", name);
+    return static_cast<std::size_t>(got);
+  });
 }
 
-TraceStream::~TraceStream() {
-  if (file_ >= 0) ::close(file_);
+TraceStream::TraceStream(const std::filesystem::path& path, const OpenTrace& open)
+    : buffer_(kBufferBytes), path_(path.string()) {
+  begin_ = end_ = buffer_.data();
+  auto opened = open(path);
+  if (opened) {
+    read_ = *std::move(opened);
+    fill();
+  } else {
+    fault_ = opened.error();
+  }
 }
 
 std::string_view TraceStream::head() const {
@@ -46,18 +60,15 @@ Expected<void> TraceStream::finish() const {
 }
 
 void TraceStream::fill() {
-  if (file_ < 0) return;  // a text, which ends here
+  if (!read_) return;
   if (since_value_ > kMaxValueBytes) {
     fault_ = make_error(ErrorCode::kBadInput, "{}: a value has more than {}, wanted a trace", path_,
                         format_bytes(Bytes{static_cast<std::int64_t>(kMaxValueBytes)}));
     return;
   }
-  ssize_t got = -1;
-  do {
-    got = ::read(file_, buffer_.data(), buffer_.size());
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) fault_ = stream_error("read", path_);
-  const auto bytes = static_cast<std::size_t>(std::max<ssize_t>(got, 0));
+  const Expected<std::size_t> got = read_(buffer_);
+  if (!got) fault_ = got.error();
+  const std::size_t bytes = got ? *got : 0;
   since_value_ += bytes;
   begin_ = buffer_.data();
   end_ = begin_ + bytes;

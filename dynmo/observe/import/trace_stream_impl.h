@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/observe/import/trace_import.h"
 
 namespace dynmo::observe {
 
@@ -23,8 +24,7 @@ class TraceStream {
 
   explicit TraceStream(std::string_view text) : begin_(text.data()), end_(begin_ + text.size()) {}
   // Opens a file. A fault is that of finish().
-  explicit TraceStream(const std::filesystem::path& path);
-  ~TraceStream();
+  TraceStream(const std::filesystem::path& path, const OpenTrace& open);
   TraceStream(const TraceStream&) = delete;
   TraceStream& operator=(const TraceStream&) = delete;
 
@@ -69,7 +69,7 @@ class TraceStream {
   const char* end_ = nullptr;
   std::vector<char> buffer_;
   std::string path_;
-  int file_ = -1;
+  ReadTrace read_;  // empty: the text ends with the buffer
   std::size_t since_value_ = 0;
   std::optional<Error> fault_;
 };
