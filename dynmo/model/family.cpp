@@ -32,6 +32,11 @@ ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t col
   return spec;
 }
 
+ParameterSpec with_units(ParameterSpec spec, const UnitAxis& units) {
+  spec.units = units;
+  return spec;
+}
+
 double residual_init_std(double init_std, std::int64_t blocks) {
   return init_std / std::sqrt(2.0 * static_cast<double>(blocks));
 }

@@ -28,6 +28,9 @@ using Specs = std::vector<ParameterSpec>;
 [[nodiscard]] ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
                                          double init_std);
 
+// Returns a parameter of a layer with these units.
+[[nodiscard]] ParameterSpec with_units(ParameterSpec spec, const UnitAxis& units);
+
 // Returns the standard deviation of the two projections into the residual stream (Radford et al.,
 // 2019, section 2.3).
 [[nodiscard]] double residual_init_std(double init_std, std::int64_t blocks);

@@ -18,25 +18,34 @@ Specs embedding_specs(const Gpt2Config& config) {
 
 Specs attention_specs(const Gpt2Config& config) {
   const std::int64_t D = config.shape.hidden;
+  const UnitAxis heads = {.kind = UnitKind::kHeads, .count = config.shape.heads};
+  UnitAxis of_columns = heads;
+  of_columns.axis = 1;
+  of_columns.sections = 3;
+  UnitAxis of_bias = heads;
+  of_bias.sections = 3;
   return {constant("ln_1.weight", D, 1),
           constant("ln_1.bias", D, 0),
-          block_matrix("attn.c_attn.weight", D, 3 * D, config.init_std),
-          constant("attn.c_attn.bias", 3 * D, 0),
-          block_matrix("attn.c_proj.weight", D, D,
-                       residual_init_std(config.init_std, config.shape.blocks)),
+          with_units(block_matrix("attn.c_attn.weight", D, 3 * D, config.init_std), of_columns),
+          with_units(constant("attn.c_attn.bias", 3 * D, 0), of_bias),
+          with_units(block_matrix("attn.c_proj.weight", D, D,
+                                  residual_init_std(config.init_std, config.shape.blocks)),
+                     heads),
           constant("attn.c_proj.bias", D, 0)};
 }
 
 Specs mlp_specs(const Gpt2Config& config) {
   const std::int64_t D = config.shape.hidden;
   const std::int64_t F = config.shape.intermediate;
-  return {constant("ln_2.weight", D, 1),
-          constant("ln_2.bias", D, 0),
-          block_matrix("mlp.c_fc.weight", D, F, config.init_std),
-          constant("mlp.c_fc.bias", F, 0),
-          block_matrix("mlp.c_proj.weight", F, D,
-                       residual_init_std(config.init_std, config.shape.blocks)),
-          constant("mlp.c_proj.bias", D, 0)};
+  return {
+      constant("ln_2.weight", D, 1),
+      constant("ln_2.bias", D, 0),
+      with_units(block_matrix("mlp.c_fc.weight", D, F, config.init_std), {.count = F, .axis = 1}),
+      with_units(constant("mlp.c_fc.bias", F, 0), {.count = F}),
+      with_units(block_matrix("mlp.c_proj.weight", F, D,
+                              residual_init_std(config.init_std, config.shape.blocks)),
+                 {.count = F}),
+      constant("mlp.c_proj.bias", D, 0)};
 }
 
 Specs head_specs(const Gpt2Config& config) {

@@ -175,6 +175,7 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     Specs specs = parameters();
     if (pattern->shares_keys()) {
       specs[kQkv].shape[1] = specs[kQkv + 1].shape[0] = 2 * config_.shape.hidden;
+      specs[kQkv].units->sections = specs[kQkv + 1].units->sections = 2;
     }
     return std::make_shared<Gpt2Attention>(name(), std::move(specs), config_, std::move(pattern));
   }
@@ -246,9 +247,9 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     return part(saved, shares_keys() ? 1 : 2, B);
   }
   [[nodiscard]] Tensor part(const SavedAttention& saved, std::int64_t i, std::int64_t B) const {
-    return saved.qkv_N3D
-        .view({B, saved.qkv_N3D.size(0) / B, shares_keys() ? 2 : 3, config_.shape.heads,
-               config_.head_size()})
+    const std::int64_t parts = shares_keys() ? 2 : 3;
+    const std::int64_t heads = saved.qkv_N3D.size(1) / (parts * config_.head_size());
+    return saved.qkv_N3D.view({B, saved.qkv_N3D.size(0) / B, parts, heads, config_.head_size()})
         .select(2, i);
   }
   [[nodiscard]] static Tensor mixed(const SavedAttention& saved) {

@@ -25,6 +25,21 @@ struct Pattern;  // kernels/sparse_products.h
 
 namespace dynmo::model {
 
+// A unit of a layer is what may be removed whole (units.h): a hidden unit of an MLP, or the heads
+// of attention that share one head of keys and values.
+enum class UnitKind { kHidden, kHeads };
+
+// The parts of a layer's units in one parameter. Elements along dimension `axis` are [sections,
+// count, n], with n of each unit in each section.
+struct UnitAxis {
+  UnitKind kind = UnitKind::kHidden;
+  std::int64_t count = 0;  // units of the whole parameter
+  std::int64_t axis = 0;
+  std::int64_t sections = 1;  // 3 for queries, keys and values in one matrix
+  std::int64_t set = 0;       // number of the expert
+  friend bool operator==(const UnitAxis&, const UnitAxis&) = default;
+};
+
 // Shape and initial values of one parameter.
 struct ParameterSpec {
   // Hugging Face's name within the layer: "self_attn.q_proj.weight".
@@ -44,13 +59,17 @@ struct ParameterSpec {
     std::int64_t first = 0;          // element of the whole; a multiple of 4
   };
   std::optional<Piece> piece = {};
+  // Set if it has a part of each unit of its layer.
+  std::optional<UnitAxis> units = {};
 };
 
 // One parameter and what training holds for it. Value, gradient and moments are fp32, contiguous,
 // of one shape, on one device. A frozen layer has no gradient and moments: their memory is freed.
 //
 // A pruned matrix (pruned.h) has a mask. Its tensors have the matrix's shape, with zeros for
-// removed weights. Compressed tensors have one dimension: the kept weights by offset.
+// removed weights. Compressed tensors have one dimension: the kept weights by offset. A parameter
+// that has lost units is smaller along their axis: its elements are the kept weights by offset,
+// too.
 struct Parameter {
   std::string name;
   at::Tensor value;
@@ -69,6 +88,8 @@ struct Parameter {
   // Number of segments of the pattern. It is known also if the pattern is not, and 0 if the matrix
   // is not compressed.
   std::int64_t segments = 0;
+  // The mask removes whole units, and the tensors have no place for them.
+  bool by_units = false;
 };
 
 // Returns the tensor that a layer computes with.

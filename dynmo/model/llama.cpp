@@ -12,30 +12,37 @@ namespace dynmo::model {
 namespace {
 
 Specs attention_specs(const LlamaConfig& config) {
+  const std::int64_t D = config.shape.hidden;
   const std::int64_t kv = config.shape.kv_heads * config.head_size();
-  Specs specs = {constant("input_layernorm.weight", config.shape.hidden, 1),
-                 block_matrix("self_attn.q_proj.weight", config.shape.hidden, config.shape.hidden,
-                              config.init_std),
-                 block_matrix("self_attn.k_proj.weight", kv, config.shape.hidden, config.init_std),
-                 block_matrix("self_attn.v_proj.weight", kv, config.shape.hidden, config.init_std),
-                 block_matrix("self_attn.o_proj.weight", config.shape.hidden, config.shape.hidden,
-                              residual_init_std(config.init_std, config.shape.blocks))};
+  // Heads that share keys and values are one unit, and rows of q, k and v.
+  const UnitAxis of_rows = {.kind = UnitKind::kHeads, .count = config.shape.kv_heads};
+  UnitAxis of_columns = of_rows;
+  of_columns.axis = 1;
+  const auto rows = [&](const char* name, std::int64_t size) {
+    return with_units(block_matrix(name, size, D, config.init_std), of_rows);
+  };
+  Specs specs = {constant("input_layernorm.weight", D, 1), rows("self_attn.q_proj.weight", D),
+                 rows("self_attn.k_proj.weight", kv), rows("self_attn.v_proj.weight", kv),
+                 with_units(block_matrix("self_attn.o_proj.weight", D, D,
+                                         residual_init_std(config.init_std, config.shape.blocks)),
+                            of_columns)};
   if (config.qkv_bias) {
-    specs.push_back(constant("self_attn.q_proj.bias", config.shape.hidden, 0));
-    specs.push_back(constant("self_attn.k_proj.bias", kv, 0));
-    specs.push_back(constant("self_attn.v_proj.bias", kv, 0));
+    specs.push_back(with_units(constant("self_attn.q_proj.bias", D, 0), of_rows));
+    specs.push_back(with_units(constant("self_attn.k_proj.bias", kv, 0), of_rows));
+    specs.push_back(with_units(constant("self_attn.v_proj.bias", kv, 0), of_rows));
   }
   return specs;
 }
 
 Specs mlp_specs(const LlamaConfig& config) {
-  return {constant("post_attention_layernorm.weight", config.shape.hidden, 1),
-          block_matrix("mlp.gate_proj.weight", config.shape.intermediate, config.shape.hidden,
-                       config.init_std),
-          block_matrix("mlp.up_proj.weight", config.shape.intermediate, config.shape.hidden,
-                       config.init_std),
-          block_matrix("mlp.down_proj.weight", config.shape.hidden, config.shape.intermediate,
-                       residual_init_std(config.init_std, config.shape.blocks))};
+  const std::int64_t D = config.shape.hidden;
+  const std::int64_t F = config.shape.intermediate;
+  return {constant("post_attention_layernorm.weight", D, 1),
+          with_units(block_matrix("mlp.gate_proj.weight", F, D, config.init_std), {.count = F}),
+          with_units(block_matrix("mlp.up_proj.weight", F, D, config.init_std), {.count = F}),
+          with_units(block_matrix("mlp.down_proj.weight", D, F,
+                                  residual_init_std(config.init_std, config.shape.blocks)),
+                     {.count = F, .axis = 1})};
 }
 
 Specs head_specs(const LlamaConfig& config) {

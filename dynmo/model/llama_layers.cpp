@@ -135,17 +135,19 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     saved.left = rows_left(input, context);
     if (saved.left) saved.positions_BT = positions_of(saved.left);
     const std::int64_t B = saved.left ? 1 : input.x.size(0);
-    const auto heads = [&](const Tensor& n_ND, std::size_t matrix, std::int64_t count) {
+    // The number of heads follows from the matrix, which may have lost some.
+    const auto heads = [&](const Tensor& n_ND, std::size_t matrix) {
       Tensor product_NO = times(state.parameters[matrix], n_ND);
       if (config_.qkv_bias) product_NO.add_(value(state, bias_of(matrix)));
-      return product_NO.view({B, n_ND.size(0) / B, count, config_.head_size()});
+      return product_NO.view(
+          {B, n_ND.size(0) / B, product_NO.size(1) / config_.head_size(), config_.head_size()});
     };
     saved.x_ND = rows(input.x);
     saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
     const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
-    saved.q_BTHK = heads(n_ND, kQ, config_.shape.heads);
-    if (!shares_keys()) saved.k_BTHK = heads(n_ND, kK, config_.shape.kv_heads);
-    saved.v_BTHK = heads(n_ND, v(), config_.shape.kv_heads);
+    saved.q_BTHK = heads(n_ND, kQ);
+    if (!shares_keys()) saved.k_BTHK = heads(n_ND, kK);
+    saved.v_BTHK = heads(n_ND, v());
     std::vector<double> figures;
     if (pattern_) figures = select(*pattern_, input, saved.q_BTHK, state, context, saved.selection);
     turn(saved.q_BTHK, saved, kernels::Rope::kForward, tokens_before(context));

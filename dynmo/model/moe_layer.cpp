@@ -58,10 +58,12 @@ Specs moe_specs(ParameterSpec norm, const LlamaConfig& config, const MoeConfig& 
     const auto name = [e](const char* matrix) {
       return fmt::format("block_sparse_moe.experts.{}.{}.weight", e, matrix);
     };
-    specs.push_back(block_matrix(name("w1"), width, hidden, config.init_std));
-    specs.push_back(block_matrix(name("w3"), width, hidden, config.init_std));
-    specs.push_back(block_matrix(name("w2"), hidden, width,
-                                 residual_init_std(config.init_std, config.shape.blocks)));
+    const UnitAxis of_rows = {.count = width, .set = e};
+    const UnitAxis of_columns = {.count = width, .axis = 1, .set = e};
+    const double last_std = residual_init_std(config.init_std, config.shape.blocks);
+    specs.push_back(with_units(block_matrix(name("w1"), width, hidden, config.init_std), of_rows));
+    specs.push_back(with_units(block_matrix(name("w3"), width, hidden, config.init_std), of_rows));
+    specs.push_back(with_units(block_matrix(name("w2"), hidden, width, last_std), of_columns));
   }
   return specs;
 }

@@ -33,7 +33,8 @@ at::Tensor mask_of(std::span<const std::int32_t> offsets, std::int64_t weights) 
 // Returns a tensor of `shape` with the kept weights in their places, and zeros elsewhere.
 at::Tensor in_places(const at::Tensor& kept, const at::Tensor& mask, at::IntArrayRef shape) {
   at::Tensor dense = at::zeros(shape, kept.options());
-  dense.view({-1}).index_copy_(0, index_of(kept_offsets(mask, dense.numel())).to(at::kLong), kept);
+  const at::Tensor places = index_of(kept_offsets(mask, dense.numel())).to(at::kLong);
+  dense.view({-1}).index_copy_(0, places.to(kept.device()), kept);
   return dense;
 }
 
@@ -63,14 +64,14 @@ std::vector<std::int32_t> kept_offsets(const at::Tensor& mask, std::int64_t weig
 
 at::Tensor kept_values(const Parameter& parameter) {
   if (!parameter.mask.defined()) return parameter.value.view({-1});
-  if (is_compressed(parameter)) return parameter.value;
+  if (holds_kept_only(parameter)) return parameter.value.view({-1});
   const at::Tensor places = index_of(kept_offsets(parameter.mask, parameter.value.numel()));
   return parameter.value.view({-1}).index_select(0, places.to(parameter.value.device()));
 }
 
 at::Tensor dense_value(const Parameter& parameter, at::IntArrayRef shape) {
-  if (!is_compressed(parameter)) return parameter.value;
-  return in_places(parameter.value, parameter.mask, shape);
+  if (!holds_kept_only(parameter)) return parameter.value;
+  return in_places(parameter.value.view({-1}), parameter.mask, shape);
 }
 
 void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std::int32_t> stay,
@@ -80,6 +81,7 @@ void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std:
               spec.name);
   DYNMO_CHECK(format == MatrixFormat::kCompressed || !is_compressed(parameter),
               "{} to stay compressed", spec.name);
+  DYNMO_CHECK(!parameter.by_units, "{} to lose single weights, not units", spec.name);
   const std::int64_t weights = spec.shape[0] * spec.shape[1];
   const bool compressed = is_compressed(parameter);
   std::vector<std::int32_t> had;
@@ -129,7 +131,7 @@ void decompress(Parameter& parameter) {
 
 void mask_gradients(LayerState& state) {
   for (Parameter& parameter : state.parameters) {
-    if (!parameter.mask.defined() || !parameter.gradient.defined() || is_compressed(parameter)) {
+    if (!parameter.mask.defined() || !parameter.gradient.defined() || holds_kept_only(parameter)) {
       continue;
     }
     if (!parameter.gradient.is_cpu()) {

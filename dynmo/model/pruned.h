@@ -27,7 +27,11 @@ namespace dynmo::model {
 enum class MatrixFormat { kMasked, kCompressed };
 
 [[nodiscard]] inline bool is_compressed(const Parameter& parameter) {
-  return parameter.mask.defined() && parameter.value.dim() == 1;
+  return parameter.mask.defined() && !parameter.by_units && parameter.value.dim() == 1;
+}
+// Returns whether the tensors hold the kept weights alone, by offset.
+[[nodiscard]] inline bool holds_kept_only(const Parameter& parameter) {
+  return parameter.by_units || is_compressed(parameter);
 }
 
 // Returns the bytes of a mask in host memory.

@@ -10,6 +10,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/tensor_memory.h"
 #include "dynmo/model/pruned.h"
+#include "dynmo/model/units.h"
 
 namespace dynmo::model {
 namespace {
@@ -150,7 +151,8 @@ StateShape shape_of(const LayerState& state) {
     const bool compressed = is_compressed(parameter);
     shape.pruned[i] = {.kept = kept_weights(parameter.mask),
                        .compressed = compressed,
-                       .segments = compressed ? parameter.segments : 0};
+                       .segments = compressed ? parameter.segments : 0,
+                       .by_units = parameter.by_units};
   }
   return shape;
 }
@@ -158,7 +160,8 @@ StateShape shape_of(const LayerState& state) {
 std::string to_text(const StateShape& shape) {
   std::string text = shape.frozen ? "f" : "t";
   for (const auto& [index, pruned] : shape.pruned) {
-    text += fmt::format(",{}:{}{}", index, pruned.kept, pruned.compressed ? "c" : "m");
+    const char masked = pruned.by_units ? 'u' : 'm';
+    text += fmt::format(",{}:{}{}", index, pruned.kept, pruned.compressed ? 'c' : masked);
     if (pruned.segments > 0) text += fmt::format("{}", pruned.segments);
   }
   return text;
@@ -176,8 +179,9 @@ Expected<StateShape> parse_shape(std::string_view text) {
     char colon = 0;
     char format = 0;
     good = mark == ',' && stream >> index >> colon >> pruned.kept >> format && colon == ':' &&
-           (format == 'c' || format == 'm') && pruned.kept >= 0;
+           (format == 'c' || format == 'm' || format == 'u') && pruned.kept >= 0;
     pruned.compressed = format == 'c';
+    pruned.by_units = format == 'u';
     if (good && pruned.compressed && std::isdigit(stream.peek()) != 0) {
       good = static_cast<bool>(stream >> pruned.segments);
     }
@@ -189,8 +193,10 @@ Expected<StateShape> parse_shape(std::string_view text) {
 
 bool fits(const StateShape& shape, const Layer& layer) {
   const std::vector<ParameterSpec> specs = layer.parameters();
+  if (!units_fit(shape, specs)) return false;
   return std::ranges::all_of(shape.pruned, [&](const auto& one) {
     const auto& [index, pruned] = one;
+    if (pruned.by_units) return true;
     if (index >= specs.size() || !specs[index].prunable || specs[index].shape.size() != 2) {
       return false;
     }
@@ -210,6 +216,7 @@ PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape) {
     std::int64_t weights = c10::multiply_integers(specs[i].shape);
     if (const auto pruned = shape.pruned.find(i); pruned != shape.pruned.end()) {
       bytes.masks += Bytes{(weights + 7) / 8};
+      if (pruned->second.by_units) weights = pruned->second.kept;
       if (pruned->second.compressed) {
         weights = pruned->second.kept;
         bytes.patterns += pattern_bytes(weights, specs[i].shape[0], specs[i].shape[1]);
@@ -229,12 +236,15 @@ double product_time(const Layer& layer, const StateShape& shape, const cost::Pro
     const auto weights = static_cast<double>(c10::multiply_integers(specs[i].shape));
     const auto pruned = shape.pruned.find(i);
     const bool compressed = pruned != shape.pruned.end() && pruned->second.compressed;
+    constexpr double kLeast = 1e-6;  // of an empty matrix, as a layer takes some time
     all += weights;
     if (!compressed) {
-      left += weights;
+      // Products of fewer units are dense ones, so they take their share.
+      const bool units = pruned != shape.pruned.end() && pruned->second.by_units;
+      left +=
+          units ? std::max(static_cast<double>(pruned->second.kept), kLeast * weights) : weights;
       continue;
     }
-    constexpr double kLeast = 1e-6;  // of an empty matrix, as a layer takes some time
     const cost::Occupancy of_matrix = cost::occupancy(pruned->second.kept, pruned->second.segments,
                                                       specs[i].shape[0], specs[i].shape[1]);
     left += weights * std::clamp(fit.time(of_matrix), kLeast, 1.0);
@@ -255,8 +265,12 @@ LayerState allocate_tensors_like(const Layer& layer, LayerId id, const StateShap
     sizes.push_back(spec.shape);
     const auto pruned = shape.pruned.find(state.parameters.size() - 1);
     if (pruned == shape.pruned.end()) continue;
-    const std::int64_t weights = spec.shape[0] * spec.shape[1];
+    const std::int64_t weights = c10::multiply_integers(spec.shape);
     if (pruned->second.compressed) sizes.back() = {pruned->second.kept};
+    if (pruned->second.by_units) {
+      sizes.back() = shape_with(spec, units_of(spec, pruned->second.kept));
+      parameter.by_units = true;
+    }
     parameter.segments = pruned->second.segments;
     parameter.mask = at::empty({(weights + 7) / 8}, at::kByte);
   }

@@ -29,6 +29,7 @@ struct StateShape {
     bool compressed = false;
     // Segments if compressed (cost/product_fit.h), or 0 if not given.
     std::int64_t segments = 0;
+    bool by_units = false;  // it has lost whole units (units.h)
     friend bool operator==(const Pruned&, const Pruned&) = default;
   };
   bool frozen = false;                   // no moments
@@ -37,7 +38,8 @@ struct StateShape {
 };
 [[nodiscard]] StateShape shape_of(const LayerState& state);
 // Returns a shape as text. "f,2:9c7" is a frozen layer whose parameter 2 has 9 weights left,
-// compressed, in 7 segments. "t" is a layer that trains with all its weights.
+// compressed, in 7 segments. "t,1:8u" is a layer that trains, and 8 weights of parameter 1 are left
+// as whole units.
 [[nodiscard]] std::string to_text(const StateShape& shape);
 // Parses the text of a shape. Returns kInternal for any other text.
 [[nodiscard]] Expected<StateShape> parse_shape(std::string_view text);

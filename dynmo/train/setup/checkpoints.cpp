@@ -14,6 +14,7 @@
 #include "dynmo/model/head_slice.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/model/units.h"
 #include "dynmo/observe/run_folder.h"
 
 namespace dynmo::train {
@@ -114,7 +115,7 @@ Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::strin
     return make_error(ErrorCode::kBadInput, "checkpoint: tensor '{}{}': {}", checkpoint::kMask,
                       name, offsets.error().message);
   }
-  if (!model::is_compressed(parameter)) {
+  if (!model::holds_kept_only(parameter)) {
     parameter.value.copy_(whole);
     return {};
   }
@@ -132,6 +133,9 @@ Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::strin
 // The masks have the segments that the shape says, which older versions did not write.
 Expected<void> derive_all(const model::Layer& layer, const model::StateShape& shape,
                           model::LayerState& state) {
+  if (const auto whole = model::check_units(state, layer.parameters()); !whole) {
+    return make_error(whole.error().code, "checkpoint: {}", whole.error().message);
+  }
   model::derive(layer, state);
   for (const auto& [index, pruned] : shape.pruned) {
     const model::Parameter& parameter = state.parameters[index];
