@@ -182,6 +182,7 @@ LoadOptions random_options(Rng& rng) {
   pruning.product_fit = {
       .fixed = random_share(rng), .weights = 3 * random_share(rng), .segments = random_share(rng)};
   pruning.depth_ratio = std::exp(3 * rng.normal());
+  pruning.form = static_cast<PruningForm>(rng.below(2));
   freezing.rule = static_cast<FreezingRule>(rng.below(4));
   freezing.check_every = static_cast<std::int64_t>(1 + rng.below(500));
   freezing.tolerance = random_share(rng);

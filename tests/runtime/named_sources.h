@@ -25,6 +25,14 @@ inline dynamism::PruningOptions pruned_within_sixty_steps() {
   return options;
 }
 
+inline dynamism::PruningOptions units_within_sixty_steps() {
+  dynamism::PruningOptions options = pruned_within_sixty_steps();
+  options.form = dynamism::PruningForm::kUnits;
+  options.final_sparsity = 0.7;
+  options.unit_multiple = 2;
+  return options;
+}
+
 inline dynamism::MoeOptions few_experts(dynamism::MoeRouter router = dynamism::MoeRouter::kTopK) {
   dynamism::MoeOptions options;
   options.experts = 4;
@@ -86,6 +94,11 @@ inline const std::vector<NamedSources> kSources = {
        return sources_of(dynamism::make_pruning_source(pruned_within_sixty_steps()),
                          dynamism::make_freezing_source({.schedule = freezing()}, steps));
      }},
+    {"pruning of units of an imported model",
+     [](std::int64_t) {
+       return sources_of(dynamism::make_pruning_source(units_within_sixty_steps()));
+     },
+     3, true},
     {"sparse attention by hashes",
      [](std::int64_t) {
        return sources_of(dynamism::make_sparse_attention_source({.buckets = 4}));
@@ -148,6 +161,25 @@ inline const std::vector<NamedSources> kSources = {
                          dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
      },
      4},
+    {"mixture of depths of experts, pruning of units and freezing by plasticity",
+     [](std::int64_t steps) {
+       return sources_of(dynamism::make_moe_source(few_experts()),
+                         dynamism::make_pruning_source(units_within_sixty_steps()),
+                         dynamism::make_freezing_source(plasticity_rule(), steps),
+                         dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
+     },
+     4},
+    {"early exit, pruning of units and freezing by schedule",
+     [](std::int64_t steps) {
+       return sources_of(dynamism::make_pruning_source(units_within_sixty_steps()),
+                         dynamism::make_freezing_source({.schedule = freezing()}, steps),
+                         dynamism::make_early_exit_source(exits_within_sixty_steps()));
+     }},
+    {"sparse attention and pruning of units",
+     [](std::int64_t) {
+       return sources_of(dynamism::make_pruning_source(units_within_sixty_steps()),
+                         dynamism::make_sparse_attention_source({.buckets = 4}));
+     }},
     {"experts by scores, with drops",
      [](std::int64_t) { return sources_of(dynamism::make_moe_source(few_experts())); }},
     {"balanced experts, pruning and freezing by plasticity",

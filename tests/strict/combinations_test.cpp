@@ -20,14 +20,15 @@
 namespace dynmo::runtime::testing {
 namespace {
 
-enum class Technique { kDense, kFreezing, kDepths, kPruning, kExits, kExperts, kHash };
+enum class Technique { kDense, kFreezing, kDepths, kPruning, kUnits, kExits, kExperts, kHash };
 constexpr std::array kTechniques = {Technique::kDense,   Technique::kFreezing, Technique::kDepths,
-                                    Technique::kPruning, Technique::kExits,    Technique::kExperts,
-                                    Technique::kHash};
+                                    Technique::kPruning, Technique::kUnits,    Technique::kExits,
+                                    Technique::kExperts, Technique::kHash};
 
 std::string_view name_of(Technique technique) {
   if (technique == Technique::kDepths) return "depths";
   if (technique == Technique::kPruning) return "pruning";
+  if (technique == Technique::kUnits) return "units";
   if (technique == Technique::kExits) return "exits";
   if (technique == Technique::kExperts) return "experts";
   if (technique == Technique::kHash) return "hash";
@@ -75,6 +76,20 @@ dynamism::MakeSources pruning() {
   };
 }
 
+// Whole units, at the same steps, to 60 %.
+dynamism::MakeSources units() {
+  return [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_pruning_source({.start = 4,
+                                                     .end = 12,
+                                                     .every = 4,
+                                                     .initial_sparsity = 0.3,
+                                                     .final_sparsity = 0.6,
+                                                     .form = dynamism::PruningForm::kUnits}));
+    return sources;
+  };
+}
+
 // Two of four for each token, of any number of tokens.
 dynamism::MakeSources experts() {
   return [](std::int64_t) {
@@ -111,6 +126,9 @@ std::vector<DeviceCell> device_cells() {
         // Gradients are masked before and after those of replicas are added.
         const bool masks = fp32 ? setting == "moves" || setting == "replicas" : setting == "plain";
         if (technique == Technique::kPruning && !masks) continue;
+        const bool shrinks = fp32 ? setting == "moves" || setting == "gpt2" || setting == "replicas"
+                                  : setting == "plain";
+        if (technique == Technique::kUnits && !shrinks) continue;
         const bool leaves = fp32 ? setting == "moves" || setting == "gpt2" : setting == "plain";
         if (technique == Technique::kExits && !leaves) continue;
         const bool routes =
@@ -149,6 +167,7 @@ RunOptions run_of(const DeviceCell& cell) {
     run.layers = shaped(std::move(run.layers), run.make_sources);
   }
   if (cell.technique == Technique::kPruning) run.make_sources = pruning();
+  if (cell.technique == Technique::kUnits) run.make_sources = units();
   if (cell.technique == Technique::kExperts) {
     run.make_sources = experts();
     run.layers = shaped(std::move(run.layers), run.make_sources);

@@ -48,23 +48,28 @@ void route(RunOptions& run) {
 }
 
 // Removes weights before the first step. Later events would wait, between two steps.
-void prune(RunOptions& run) {
-  run.make_sources = [](std::int64_t) {
+void prune(RunOptions& run, dynamism::PruningForm form) {
+  run.make_sources = [form](std::int64_t) {
     dynamism::Sources sources;
-    sources.push_back(dynamism::make_pruning_source(
-        {.start = 0, .end = 0, .every = 1, .initial_sparsity = 0.5, .final_sparsity = 0.5}));
+    sources.push_back(dynamism::make_pruning_source({.start = 0,
+                                                     .end = 0,
+                                                     .every = 1,
+                                                     .initial_sparsity = 0.5,
+                                                     .final_sparsity = 0.5,
+                                                     .form = form}));
     return sources;
   };
 }
 
 TEST(WaitsOfAStep, AreOneOnOneRank) {
-  for (const std::string_view technique : {"dense", "freezing", "depths", "pruning"}) {
+  for (const std::string_view technique : {"dense", "freezing", "depths", "pruning", "units"}) {
     for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
       RunOptions run{.steps = 12, .cut = {kLayers}};
       run.precision = precision;
       if (technique == "freezing") run.freezing = freezing();
       if (technique == "depths") route(run);
-      if (technique == "pruning") prune(run);
+      if (technique == "pruning") prune(run, dynamism::PruningForm::kWeights);
+      if (technique == "units") prune(run, dynamism::PruningForm::kUnits);
       for (const Waits& waits : waits_by_step(run)) {
         EXPECT_EQ(waits, (Waits{{"synchronize device", 1}})) << technique;
       }

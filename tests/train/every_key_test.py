@@ -52,7 +52,8 @@ ROWS = {
         ("drop", "score", *DROPPING))},
     **{f"pruning.{key}": (value, *beside) for key, value, *beside in (
         ("enabled", "true"), ("start", "4", *PRUNING), ("end", "4", *PRUNING), ("every", "1", *PRUNING), ("initial_sparsity", "0.5", *PRUNING),
-        ("final_sparsity", "0.5", *PRUNING), ("max_sparsity", "0.81", *PRUNING), ("magnitude", "raw", *PRUNING))},
+        ("final_sparsity", "0.5", *PRUNING), ("max_sparsity", "0.81", *PRUNING), ("magnitude", "raw", *PRUNING), ("form", "units", *PRUNING),
+        ("unit_multiple", "1", "pruning.form=units", *PRUNING))},
     **{f"freezing.{key}": (value, *beside) for key, value, *beside in (
         ("enabled", "true"), ("rule", "norm", "freezing.enabled=true"), ("start", "0.5", *FREEZING), ("end", "0.9", *FREEZING),
         ("fraction", "0.9", *FREEZING), ("every", "4", *FREEZING), ("check_every", "6", *CONVERGING), ("smooth_steps", "6", *CONVERGING),

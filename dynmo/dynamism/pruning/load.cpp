@@ -23,6 +23,33 @@ double kept(const WeightGroup& group, double threshold, double min) {
   return std::max(std::erfc(threshold / (group.std * std::numbers::sqrt2)), min);
 }
 
+double kept_units(const WeightGroup& group, double threshold, double spread, double min) {
+  const double above = (threshold - group.std) / (spread * group.std * std::numbers::sqrt2);
+  return std::max(std::erfc(above) / 2, min);
+}
+
+// Returns the densities at the threshold up to `high` that leaves 1 - `sparsity` of all.
+// `share(group, threshold)` falls from 1 to the least density.
+template <typename Share>
+std::vector<double> densities_by(std::span<const WeightGroup> groups, double sparsity, double high,
+                                 Share share) {
+  double all = 0;
+  for (const WeightGroup& group : groups) all += group.weights;
+  double low = 0;
+  for (int i = 0; i < 200 && low < high; ++i) {
+    const double middle = low + (high - low) / 2;
+    if (middle <= low || middle >= high) break;
+    double left = 0;
+    for (const WeightGroup& group : groups) left += group.weights * share(group, middle);
+    (left > (1 - sparsity) * all ? low : high) = middle;
+  }
+  std::vector<double> densities;
+  for (const WeightGroup& group : groups) {
+    densities.push_back(sparsity > 0 ? share(group, high) : 1);
+  }
+  return densities;
+}
+
 // The matrices of a sublayer that are pruned: what reads the residual stream (QKV; up and gate)
 // and what writes to it (attention's output; down).
 struct Matrices {
@@ -81,7 +108,62 @@ class Pruning final : public LoadModel {
     matrices_.push_back(matrices);
   }
 
+  // Hidden units and groups of heads are two pools.
+  cost::ModelCost without_units(double sparsity) const {
+    const cost::TransformerShape& shape = dense_.shape;
+    cost::ModelCost model = dense_.costs;
+    for (const bool heads : {true, false}) {
+      const std::int64_t count =
+          std::max<std::int64_t>(heads ? shape.kv_heads : shape.intermediate, 1);
+      std::vector<WeightGroup> groups;
+      std::vector<std::size_t> layers;
+      for (const Matrices& m : matrices_) {
+        if ((dense_.kind(m.layer) == cost::LayerKind::kAttention) != heads) continue;
+        groups.push_back({.weights = static_cast<double>(count), .std = m.groups[0].std});
+        layers.push_back(static_cast<std::size_t>(m.layer));
+      }
+      const double least = std::max(1 - options_.max_sparsity, 1 / static_cast<double>(count));
+      const std::vector<double> densities =
+          unit_densities(groups, sparsity, least, options_.unit_spread);
+      for (std::size_t i = 0; i < layers.size(); ++i) {
+        std::int64_t units =
+            std::max<std::int64_t>(1, std::llround(densities[i] * static_cast<double>(count)));
+        const std::int64_t multiple = heads ? 1 : options_.unit_multiple;
+        units = std::min(count, (units + multiple - 1) / multiple * multiple);
+        model.layers[layers[i]] = cost_with(
+            layers[i], units, static_cast<double>(units) / static_cast<double>(count), heads);
+      }
+    }
+    return model;
+  }
+
+  // The cost of a layer with fewer units.
+  cost::LayerCost cost_with(std::size_t layer, std::int64_t units, double share, bool heads) const {
+    const cost::TransformerShape& shape = dense_.shape;
+    const cost::LayerWork& whole = dense_.work[layer];
+    cost::LayerWork work = whole;
+    if (shape.halves.empty()) {
+      cost::TransformerShape smaller = shape;
+      if (heads) {
+        smaller.heads = shape.heads / shape.kv_heads * units;
+        smaller.kv_heads = units;
+      } else {
+        smaller.intermediate = units;
+      }
+      work = cost::transformer_work(smaller, dense_.device.bytes_per_element)[layer];
+    } else {  // blocks of several kinds: by their products alone
+      work.matrix_flops *= share;
+      work.core_flops *= share;
+      work.parameters -= (1 - share) * whole.product_parameters;
+      work.product_parameters *= share;
+    }
+    cost::LayerCost cost = dense_.cost_of(work);
+    cost.product_time = share;
+    return cost;
+  }
+
   cost::ModelCost pruned(double sparsity) const {
+    if (options_.form == PruningForm::kUnits) return without_units(sparsity);
     std::vector<WeightGroup> groups;
     for (const Matrices& m : matrices_)
       groups.insert(groups.end(), m.groups.begin(), m.groups.end());
@@ -144,28 +226,28 @@ std::vector<double> global_densities(std::span<const WeightGroup> groups, double
                                      double min_density) {
   DYNMO_CHECK(1 - sparsity >= min_density - 1e-12, "sparsity {} to leave densities of {}", sparsity,
               min_density);
-  double all = 0;
   double widest = 0;
   for (const WeightGroup& group : groups) {
     DYNMO_CHECK(group.std > 0, "a std above 0, got {}", group.std);
-    all += group.weights;
     widest = std::max(widest, group.std);
   }
-  double low = 0;
-  double high = 40 * widest;  // erfc(40 / sqrt 2) is 0 in double
-  for (int i = 0; i < 200 && low < high; ++i) {
-    const double middle = low + (high - low) / 2;
-    if (middle <= low || middle >= high) break;
-    double left = 0;
-    for (const WeightGroup& group : groups)
-      left += group.weights * kept(group, middle, min_density);
-    (left > (1 - sparsity) * all ? low : high) = middle;
-  }
-  std::vector<double> densities;
-  for (const WeightGroup& group : groups) {
-    densities.push_back(sparsity > 0 ? kept(group, high, min_density) : 1);
-  }
-  return densities;
+  // erfc(40 / sqrt 2) is 0 in double.
+  return densities_by(groups, sparsity, 40 * widest,
+                      [=](const WeightGroup& group, double threshold) {
+                        return kept(group, threshold, min_density);
+                      });
+}
+
+std::vector<double> unit_densities(std::span<const WeightGroup> groups, double sparsity,
+                                   double min_density, double spread) {
+  DYNMO_CHECK(min_density > 0 && min_density <= 1 && spread > 0,
+              "a density of (0, 1] and a spread above 0, got {} and {}", min_density, spread);
+  double widest = 0;
+  for (const WeightGroup& group : groups) widest = std::max(widest, group.std);
+  return densities_by(groups, std::min(sparsity, 1 - min_density), widest * (1 + 40 * spread),
+                      [=](const WeightGroup& group, double threshold) {
+                        return kept_units(group, threshold, spread, min_density);
+                      });
 }
 
 Expected<std::unique_ptr<LoadModel>> make_pruning(const PruningOptions& options,

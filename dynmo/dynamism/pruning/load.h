@@ -36,9 +36,17 @@ struct WeightGroup {
 [[nodiscard]] std::vector<double> global_densities(std::span<const WeightGroup> groups,
                                                    double sparsity, double min_density);
 
+// Returns the share of the units that each group keeps if one threshold on their sizes leaves 1 -
+// `sparsity` of all. Sizes are normal, with the group's std as their mean and `spread` times it as
+// their std. No group falls below `min_density`; a sparsity that would take more is lowered.
+[[nodiscard]] std::vector<double> unit_densities(std::span<const WeightGroup> groups,
+                                                 double sparsity, double min_density,
+                                                 double spread);
+
 // Makes the load model. Prunes QKV, attention output and the MLP's (experts') matrices of every
 // block. Embedding, head, norms, biases and routers stay. A sparse matrix has weights and indices,
-// gradients and optimizer state of the kept weights. Returns kBadInput with the field.
+// gradients and optimizer state of the kept weights. Units leave a smaller dense layer, whose work
+// is that of its shape. Returns kBadInput with the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_pruning(const PruningOptions& options,
                                                                 const LoadInputs& inputs);
 

@@ -11,6 +11,7 @@
 namespace dynmo::dynamism {
 namespace {
 
+constexpr std::array<std::string_view, 2> kFormNames = {"weights", "units"};
 constexpr std::array<std::string_view, 2> kMagnitudeNames = {"scaled", "raw"};
 
 }  // namespace
@@ -18,6 +19,8 @@ constexpr std::array<std::string_view, 2> kMagnitudeNames = {"scaled", "raw"};
 std::vector<SourceKey> keys_of(PruningOptions& o) {
   const ActsIf more_than_once =
       when_so(o.start < o.end, "pruning.start = pruning.end", "a later pruning.end");
+  const ActsIf weights = when("form", Names{"weights"});
+  const ActsIf units = when("form", Names{"units"});
   return {
       {.name = "start",
        .field = &o.start,
@@ -41,21 +44,39 @@ std::vector<SourceKey> keys_of(PruningOptions& o) {
        .field = &o.final_sparsity,
        .allowed = between(0, 1),
        .help = "... and at end"},
+      {.name = "form",
+       .field = toml_choice(&o.form, kFormNames),
+       .allowed = {},
+       .help = "what is removed: single weights, or hidden units and heads"},
+      {.name = "unit_multiple",
+       .field = &o.unit_multiple,
+       .allowed = between(1, 1024),
+       .help = "an MLP keeps a multiple of it",
+       .acts_if = {units}},
+      {.name = "unit_spread",
+       .field = &o.unit_spread,
+       .allowed = between(1e-6, 10),
+       .help = "std of sizes of units / mean",
+       .used_by = UsedBy::kLoad,
+       .acts_if = {units}},
       {.name = "product_fixed",
        .field = &o.product_fit.fixed,
        .allowed = between(0, 1e6),
        .help = "time of sparse products / of dense ones: a part",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {weights}},
       {.name = "product_weights",
        .field = &o.product_fit.weights,
        .allowed = between(1e-6, 1e6),
        .help = "... a part for the weights left",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {weights}},
       {.name = "product_segments",
        .field = &o.product_fit.segments,
        .allowed = between(0, 1e6),
        .help = "... and for the segments left",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {weights}},
       {.name = "depth_ratio",
        .field = &o.depth_ratio,
        .allowed = between(1e-3, 1e3),
@@ -70,11 +91,12 @@ std::vector<SourceKey> keys_of(PruningOptions& o) {
        .field = &o.output_scale,
        .allowed = between(1e-6, 1e6),
        .help = "factor on the std of output matrices",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {weights}},
       {.name = "max_sparsity",
        .field = &o.max_sparsity,
        .allowed = between(0, 1),
-       .help = "of one matrix"},
+       .help = "of one matrix, or a layer's units"},
       {.name = "magnitude",
        .field = toml_choice(&o.magnitude, kMagnitudeNames),
        .allowed = {},
@@ -84,12 +106,14 @@ std::vector<SourceKey> keys_of(PruningOptions& o) {
        .field = TomlAuto{&o.sparse_above},
        .allowed = between(0, 1, "or auto"),
        .help = "sparsity of a matrix from which on it is compressed; auto: measured once",
-       .used_by = UsedBy::kTraining},
+       .used_by = UsedBy::kTraining,
+       .acts_if = {weights}},
       {.name = "index_bytes",
        .field = &o.index_bytes,
        .allowed = between(0, 64),
        .help = "of each weight of a sparse matrix",
-       .used_by = UsedBy::kLoad},
+       .used_by = UsedBy::kLoad,
+       .acts_if = {weights}},
   };
 }
 
@@ -106,6 +130,11 @@ Expected<void> check(const PruningOptions& o) {
                       "pruning.final_sparsity is {}, wanted pruning.initial_sparsity, {}, to "
                       "pruning.max_sparsity, {}",
                       o.final_sparsity, o.initial_sparsity, o.max_sparsity);
+  }
+  if (o.form == PruningForm::kUnits && o.max_sparsity >= 1) {
+    return make_error(ErrorCode::kBadInput,
+                      "pruning.max_sparsity is 1 with pruning.form = units, which would leave a "
+                      "layer without units: wanted a number below 1, such as 0.98");
   }
   return {};
 }

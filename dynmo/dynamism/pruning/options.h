@@ -21,6 +21,13 @@ enum class Magnitude {
   kRaw,
 };
 
+enum class PruningForm {
+  kWeights,  // single weights of matrices
+  // Whole hidden units of MLPs and whole groups of heads, so that matrices shrink and stay dense.
+  // This pays on a GPU, and in bf16.
+  kUnits,
+};
+
 // Approximate sparsity at which sparse products take as long as dense ones (bench/sparse_bench).
 inline constexpr double kSparseAbove = 0.65;
 
@@ -31,6 +38,10 @@ struct PruningOptions {
   std::int64_t every = 1000;
   double initial_sparsity = 0;
   double final_sparsity = 0.9;
+  PruningForm form = PruningForm::kWeights;
+  // The hidden units left of an MLP are rounded up to a multiple of it. Products of bf16 need
+  // multiples of 8 for their fast kernels. A GPU's tiles have 128.
+  std::int64_t unit_multiple = 8;
   // Time of the products with a sparse matrix / with a dense one, as a training measures it. A
   // matrix stays dense if sparse products take longer.
   cost::ProductFit product_fit = {};
@@ -42,6 +53,9 @@ struct PruningOptions {
   // Factor on the std of attention's and MLP's output matrices. Some initialisations use 1 / sqrt(2
   // L). Then they are almost empty at 52 %.
   double output_scale = 1;
+  // Std of the sizes of a layer's units / their mean. Chosen, not measured: units of a trained MLP
+  // differ more than drawn ones, whose sizes are almost equal.
+  double unit_spread = 0.1;
   double max_sparsity = 0.98;  // of a matrix, so that none is emptied
   Magnitude magnitude = Magnitude::kScaled;
   // A matrix is compressed above this sparsity. It then has sparse products and 28 bytes a kept

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
@@ -131,10 +132,11 @@ std::vector<std::string> start_lines(const config::Config& config, const Inputs&
         config.emulated.memory_scale));
   }
   if (on_device(config)) lines.push_back(fmt::format("device   {}", inputs.model.device.text));
-  if (const auto enabled = config.sources.enabled_tables();
-      on_device(config) && std::ranges::count(enabled, "pruning") > 0) {
+  if (on_device(config) && config.sources.enabled<dynamism::PruningOptions>() &&
+      config.sources.get<dynamism::PruningOptions>().form == dynamism::PruningForm::kWeights) {
     lines.emplace_back(
-        "pruning  masks with dense products: on a device it saves neither time nor memory");
+        "pruning  masks with dense products: on a device it saves neither time nor memory, and "
+        "pruning.form = units saves both");
   }
   const auto layers = std::ssize(inputs.model.layers);
   if (const auto& again = pipeline.recomputed(); !again.empty()) {

@@ -210,5 +210,76 @@ TEST(Pruning, FaultsNameTheField) {
   EXPECT_NE(make_pruning(p, inputs).error().message.find("product_weights"), std::string::npos);
 }
 
+// The threshold against sorting drawn sizes.
+TEST(Pruning, DensitiesOfUnitsAgreeWithSortedSizes) {
+  const std::vector<WeightGroup> groups = {{.weights = 20'000, .std = 1},
+                                           {.weights = 20'000, .std = 1.1},
+                                           {.weights = 20'000, .std = 0.9}};
+  constexpr double kSpread = 0.1;
+  Rng rng(mix_key({0x5048}));
+  std::vector<std::pair<double, std::size_t>> sizes;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (int i = 0; i < groups[g].weights; ++i) {
+      sizes.emplace_back(groups[g].std * (1 + kSpread * rng.normal()), g);
+    }
+  }
+  std::sort(sizes.rbegin(), sizes.rend());
+  for (const double sparsity : {0.1, 0.5, 0.8}) {
+    std::vector<double> left(groups.size());
+    for (std::size_t i = 0; i < static_cast<std::size_t>((1 - sparsity) * 60'000); ++i) {
+      left[sizes[i].second] += 1;
+    }
+    const std::vector<double> densities = unit_densities(groups, sparsity, 1e-3, kSpread);
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      EXPECT_NEAR(densities[g], left[g] / groups[g].weights, 0.012) << g << " at " << sparsity;
+    }
+  }
+  // Where each group keeps its least, the sparsity is lowered.
+  for (const double density : unit_densities(groups, 0.9, 0.25, kSpread)) {
+    EXPECT_DOUBLE_EQ(density, 0.25);
+  }
+}
+
+// All layers alike: each costs what a layer of so many hidden units and heads does.
+TEST(Pruning, LayersWithFewerUnitsCostWhatSmallerOnesDo) {
+  PruningOptions options{.start = 1, .end = 1, .every = 1, .final_sparsity = 0.5};
+  options.form = PruningForm::kUnits;
+  options.depth_ratio = 1;
+  options.matrix_spread = 0;
+  LoadInputs inputs{.shape = cost::transformer_shape({.vocabulary = 1000,
+                                                      .hidden = 256,
+                                                      .blocks = 4,
+                                                      .heads = 16,
+                                                      .kv_heads = 8,
+                                                      .intermediate = 512,
+                                                      .sequence = 64},
+                                                     cost::Architecture::kLlama),
+                    .device = arithmetic_device(),
+                    .steps = 10,
+                    .micro_batches = 4};
+  const auto load = make_pruning(options, inputs);
+  ASSERT_TRUE(load.has_value()) << load.error().message;
+  cost::TransformerShape smaller = inputs.shape;
+  smaller.heads = 8;
+  smaller.kv_heads = 4;
+  smaller.intermediate = 256;
+  const auto expected = cost::transformer_costs(smaller, inputs.device);
+  ASSERT_TRUE(expected.has_value()) << expected.error().message;
+  const cost::ModelCost dense = (*load)->at(0);
+  const cost::ModelCost pruned = (*load)->at(1);
+  for (std::size_t i = 0; i < pruned.layers.size(); ++i) {
+    const cost::LayerCost& layer = pruned.layers[i];
+    const cost::LayerCost& wanted = expected->layers[i];
+    EXPECT_DOUBLE_EQ(layer.forward_s, wanted.forward_s) << i;
+    EXPECT_DOUBLE_EQ(layer.backward_input_s, wanted.backward_input_s) << i;
+    EXPECT_DOUBLE_EQ(layer.update_s, wanted.update_s) << i;
+    EXPECT_EQ(layer.activation_bytes, wanted.activation_bytes) << i;
+    EXPECT_EQ(layer.parameter_bytes, wanted.parameter_bytes) << i;
+    const bool block = i > 0 && i + 1 < pruned.layers.size();
+    EXPECT_DOUBLE_EQ(layer.product_time, block ? 0.5 : 1) << i;
+    EXPECT_EQ(layer.forward_s < dense.layers[i].forward_s, block) << i;
+  }
+}
+
 }  // namespace
 }  // namespace dynmo::dynamism

@@ -45,7 +45,10 @@ class Pruning(RunCase):
                 "pruning.end=17", "pruning.every=5", "pruning.sparse_above=0.7")
 
     def train(self, run, ranks, *extra, words=()):
-        return self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
+        # Units have no format that the sparsity decides, and one event has no steps between.
+        idle = ("pruning.sparse_above", "pruning.every") if "pruning.form=units" in extra else ()
+        given = [value for value in self.SETTINGS if value.split("=")[0] not in idle]
+        return self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*given, *extra)))
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
         for run, ranks in (("two", 2), ("one", 1)):
@@ -162,12 +165,87 @@ class Pruning(RunCase):
         self.assertEqual(masks, 3 * 7)
         self.assertEqual(kept, round(0.1 * weights))
 
+    UNITS = ("pruning.form=units", "pruning.unit_multiple=1", "pruning.start=8", "pruning.end=8", "pruning.final_sparsity=0.55")
+
+    def removed_units(self, checkpoint):
+        """By layer's name, the units that are gone: rows of gate and v, by the masks."""
+        gone = {}
+        for path in checkpoint.glob("*.safetensors"):
+            for name, (dtype, shape, bits) in tensors_of(path).items():
+                if name.startswith("mask.") and name.endswith(("gate_proj.weight", "v_proj.weight")):
+                    rows, columns = tensors_of(path)[name.removeprefix("mask.")][1]
+                    size = 1 if "gate" in name else 8  # of a head
+                    gone[name.removeprefix("mask.")] = {
+                        unit for unit in range(rows // size) if not bits[unit * size * columns // 8] >> unit * size * columns % 8 & 1}
+        return gone
+
+    def largest(self, checkpoint):
+        """What the rule says of a checkpoint before the event: plain Python on its tensors."""
+        numbers = {}
+        for path in checkpoint.glob("*.safetensors"):
+            for name, (dtype, shape, data) in tensors_of(path).items():
+                if name.startswith("model.layers.") and len(shape) == 2:
+                    numbers[name] = (shape, struct.unpack(f"<{len(data) // 4}f", data))
+        std = {"o_proj": 0.02 / 6 ** 0.5, "down_proj": 0.02 / 6 ** 0.5}
+
+        def squares(block, matrix, axis, size, unit):
+            (rows, columns), values = numbers[f"model.layers.{block}.{matrix}.weight"]
+            scale = std.get(matrix.split(".")[1], 0.02) ** 2
+            places = ((row, column) for row in range(rows) for column in range(columns) if (row, column)[axis] // size == unit)
+            return sum(values[row * columns + column] ** 2 / scale for row, column in places)
+
+        gone = {}
+        for first, count, parts in (
+                ("mlp.gate_proj", 48, (("mlp.gate_proj", 0, 1), ("mlp.up_proj", 0, 1), ("mlp.down_proj", 1, 1))),
+                ("self_attn.v_proj", 2, (("self_attn.q_proj", 0, 16), ("self_attn.k_proj", 0, 8), ("self_attn.v_proj", 0, 8),
+                                         ("self_attn.o_proj", 1, 16)))):
+            sizes = sorted((sum(squares(block, *part, unit) for part in parts), block, unit) for block in range(3) for unit in range(count))
+            best = {block: max((size, unit) for size, of, unit in sizes if of == block)[1] for block in range(3)}
+            left = max(round(0.45 * 3 * count), 3)
+            removable = [(block, unit) for _, block, unit in sizes if unit != best[block]]
+            for block, unit in removable[:3 * count - left]:
+                gone.setdefault(f"model.layers.{block}.{first}.weight", set()).add(unit)
+        return gone
+
+    def test_units_that_go_are_the_smallest(self):
+        """Against plain Python on the checkpoint before; any ranks, a resumed run, text, an export, and what a record says."""
+        for run, ranks in (("units", 2), ("units-alone", 1)):
+            result = self.train(run, ranks, *self.UNITS)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        run = self.folder / "units"
+        self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "units-alone")))
+        gone = {name: units for name, units in self.removed_units(run / "checkpoints" / "step-00000016").items() if units}
+        self.assertEqual(gone, self.largest(run / "checkpoints" / "step-00000008"))
+        found = figures(run)
+        self.assertNotIn("hidden_units", found[7])
+        for step in (8, 23):
+            self.assertEqual(found[step]["hidden_units"], {"left": 65, "of": 144})
+            self.assertEqual(found[step]["head_groups"], {"left": 3, "of": 6})
+
+        shutil.copytree(run, self.folder / "units-on")
+        shutil.rmtree(self.folder / "units-on" / "checkpoints" / "step-00000024")
+        result = self.train("units-on", 3, *self.UNITS, words=("--resume",))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(digests(newest_manifest(self.folder / "units-on")), digests(newest_manifest(run)))
+        self.assertEqual(figures(self.folder / "units-on")[23], found[23])
+
+        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line 1", "--tokens", "8"])
+        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+        exported = self.run_command([DYNMO, "checkpoint", "export-hf", str(run), "--out", str(self.folder / "units-hf")])
+        self.assertEqual(exported.returncode, 0, exported.stdout + exported.stderr)
+        again = self.run_command([DYNMO, "generate", str(self.folder / "units-hf"), "--prompt", "line 1", "--tokens", "8"])
+        self.assertEqual((again.returncode, again.stdout), (0, text.stdout), again.stderr)
+
     def test_what_is_refused(self):
         for extra, words in ((("pruning.end=27",), ("pruning.end", "24 steps", "train.steps")),
                              (("pruning.final_sparsity=1",), ("pruning.final_sparsity", "max_sparsity")),
                              (("pruning.end=16",), ("pruning.end", "pruning.every")),
                              (("pruning.magnitude=random",), ("pruning.magnitude", "scaled")),
                              (("pruning.sparse_above=often",), ("pruning.sparse_above", '"auto"')),
+                             (("pruning.form=heads",), ("pruning.form", "units")),
+                             (("pruning.unit_multiple=16",), ("pruning.unit_multiple", "pruning.form = units")),
+                             (("pruning.form=units",), ("pruning.sparse_above", "pruning.form = weights")),
+                             (("pruning.form=units", "pruning.sparse_above=0.65", "pruning.max_sparsity=1"), ("pruning.max_sparsity", "0.98")),
                              (("pruning.product_weights=3",), ("pruning.product_weights",))):
             result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
             self.assert_error(result, 2, *words)
