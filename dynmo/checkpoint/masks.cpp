@@ -51,6 +51,9 @@ Expected<std::vector<Mask>> read_masks(const std::filesystem::path& checkpoint) 
     DYNMO_ASSIGN(const Safetensors file, Safetensors::open(path));
     for (const TensorView& tensor : file.tensors()) {
       if (!tensor.name.starts_with(kMask)) continue;
+      // A bias loses the units that its matrix loses.
+      const TensorView* of = file.find(tensor.name.substr(std::string_view(kMask).size()));
+      if (of != nullptr && of->shape.size() == 1) continue;
       DYNMO_ASSIGN(Mask mask, read_mask(tensor, file, path));
       masks.push_back(std::move(mask));
     }

@@ -18,8 +18,8 @@ struct Mask {
   tensor::SparseTensor places;  // [row, column] of the remaining weights
 };
 
-// Returns all masks of a checkpoint's folder, by layer, or none if nothing was pruned. Fails with
-// kBadInput and the names of file and tensor.
+// Returns the masks of all matrices of a checkpoint's folder, by layer, or none if nothing was
+// pruned. Masks of biases are left out. Fails with kBadInput and the names of file and tensor.
 [[nodiscard]] Expected<std::vector<Mask>> read_masks(const std::filesystem::path& checkpoint);
 
 }  // namespace dynmo::checkpoint

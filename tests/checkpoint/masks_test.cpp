@@ -25,6 +25,14 @@ TEST(Masks, AreTheRowsAndColumnsOfTheWeightsThatAreLeft) {
                                         {.name = "mask.w",
                                          .dtype = DType::kU8,
                                          .shape = {static_cast<std::int64_t>(bits.size())},
+                                         .bytes = std::as_bytes(std::span(bits))},
+                                        {.name = "bias",
+                                         .dtype = DType::kF32,
+                                         .shape = {12},
+                                         .bytes = std::as_bytes(std::span(values))},
+                                        {.name = "mask.bias",
+                                         .dtype = DType::kU8,
+                                         .shape = {static_cast<std::int64_t>(bits.size())},
                                          .bytes = std::as_bytes(std::span(bits))}},
                             .metadata = {}});
   ASSERT_TRUE(entry) << entry.error().message;
