@@ -24,6 +24,7 @@
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/summary.h"
 #include "dynmo/observe/trace.h"
+#include "dynmo/process/host_memory.h"
 #include "dynmo/schedule/text.h"
 #include "python/bindings/decisions.h"
 #include "python/bindings/errors.h"
@@ -38,10 +39,13 @@ namespace {
 class RunLog {
  public:
   static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank,
-                                                std::int64_t first_step, int ranks,
-                                                const std::vector<std::string>& metrics) {
+                                                std::int64_t first_step,
+                                                const observe::RunScale& scale,
+                                                const std::vector<std::string>& metrics,
+                                                std::int64_t port) {
     auto log = std::unique_ptr<RunLog>(new RunLog(path, WorldRank(rank), first_step));
-    DYNMO_TRY(log->open_metrics(ranks, metrics));
+    log->scale_ = scale;
+    DYNMO_TRY(log->open_metrics(metrics, port));
     using Records = observe::RecordWriterOptions;
     const bool appends = first_step > 0;
     DYNMO_TRY(make_directories(log->folder_.records()));
@@ -62,7 +66,8 @@ class RunLog {
     if (const auto failure = records_->take_failure()) omitted_.push_back(failure->message);
     DYNMO_TRY(observe::cut_lines(folder_.records_of(rank_), step));
     DYNMO_TRY(open_records(observe::RecordWriterOptions::Start::kAppend));
-    if (metrics_) metrics_->set_scale({.ranks = ranks});
+    scale_.ranks = ranks;
+    if (metrics_) metrics_->set_scale(scale_);
     if (!leads) return {};
     for (const int rank : lost) {
       DYNMO_TRY(observe::cut_lines(folder_.records_of(WorldRank(rank)), step));
@@ -99,9 +104,15 @@ class RunLog {
     return {};
   }
   Expected<void> record(const Json& json) {
-    DYNMO_ASSIGN(const observe::StepRecord record, observe::parse_record(json, "record"));
+    DYNMO_ASSIGN(observe::StepRecord record, observe::parse_record(json, "record"));
+    if (record.memory_bytes == Bytes{0}) record.memory_bytes = process::resident_memory();
     records_->write(record);
     return {};
+  }
+  // Sets the products of a step, of all replicas.
+  void set_step_flops(double flops) {
+    scale_.step_flops = flops;
+    if (metrics_) metrics_->set_scale(scale_);
   }
   void load(std::int64_t step, int frozen_layers, const Decisions& decisions) {
     if (!load_trace_) return;
@@ -152,8 +163,16 @@ class RunLog {
                                {.start = start, .also = observe::record_sink(metrics_.get())}));
     return {};
   }
-  Expected<void> open_metrics(int ranks, const std::vector<std::string>& names) {
+  Expected<void> open_metrics(const std::vector<std::string>& names, std::int64_t port) {
+    if (port < 0 || port > 65535) {
+      return make_error(ErrorCode::kBadInput, "metrics_port={}, wanted 1 to 65535, or 0", port);
+    }
+    if (!(scale_.peak_flops >= 0 && scale_.peak_flops <= 1e18)) {
+      return make_error(ErrorCode::kBadInput, "peak_flops={}, wanted 0 to 1e18 FLOP/s",
+                        scale_.peak_flops);
+    }
     observe::MetricsLog::Outputs outputs;
+    outputs.port = static_cast<std::uint16_t>(port);
     for (const std::string& name : names) {
       bool* output = name == "tensorboard"  ? &outputs.tensorboard
                      : name == "prometheus" ? &outputs.prometheus
@@ -165,7 +184,7 @@ class RunLog {
       *output = true;
     }
     metrics_ = observe::make_metrics_log(folder_, rank_, outputs);
-    if (metrics_) metrics_->set_scale({.ranks = ranks});
+    if (metrics_) metrics_->set_scale(scale_);
     return {};
   }
 
@@ -173,6 +192,7 @@ class RunLog {
   WorldRank rank_;
   std::int64_t first_step_;
   std::vector<std::string> omitted_;  // why records are missing, of before the newest loss
+  observe::RunScale scale_;
   std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
   std::unique_ptr<observe::RecordWriter> records_;
   std::optional<observe::EventLog> events_;
@@ -209,11 +229,16 @@ std::string trace(
 void bind_run_log(nb::module_& module) {
   nb::class_<RunLog>(module, "RunLog", "The files of a rank in the folder of a run.")
       .def(nb::new_([](const std::string& folder, int rank, std::int64_t first_step, int ranks,
-                       const std::vector<std::string>& metrics) {
-             return value_or_raise(RunLog::open(folder, rank, first_step, ranks, metrics));
+                       const std::vector<std::string>& metrics, std::int64_t metrics_port,
+                       double peak_flops) {
+             return value_or_raise(RunLog::open(folder, rank, first_step,
+                                                {.ranks = ranks, .peak_flops = peak_flops}, metrics,
+                                                metrics_port));
            }),
            nb::arg("folder"), nb::arg("rank"), nb::arg("first_step") = 0, nb::arg("ranks") = 1,
-           nb::arg("metrics") = std::vector<std::string>())
+           nb::arg("metrics") = std::vector<std::string>(), nb::arg("metrics_port") = 0,
+           nb::arg("peak_flops") = 0.0)
+      .def("set_step_flops", &RunLog::set_step_flops, nb::arg("flops"))
       .def(
           "start",
           [](RunLog& self, const nb::dict& plan, int accumulation) {

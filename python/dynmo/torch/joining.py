@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import checks
+from .log import open_log
 from .pipeline import Pipeline
 from .record import Record
 
@@ -38,9 +39,10 @@ def learn(pipe: Pipeline, facts: dict[str, Any]) -> None:
     pipe._seed, pipe._kinds, pipe._checked_apart = facts["seed"], facts["kinds"], facts["apart"]
 
 
-def begin_record(pipe: Pipeline, rows: Sequence[Sequence[int]], member: int) -> None:
-    """The files of a process that has joined, if the run has files."""
-    if pipe._run_folder is not None:
+def begin_files(pipe: Pipeline, rows: Sequence[Sequence[int]], member: int) -> None:
+    """The log of a process that has joined, and its files if the run has files."""
+    pipe._log = open_log(*pipe._log_at, pipe._ranks, pipe.plan, member)
+    if pipe._outputs.run is not None:
         pipe._record = Record(
-            pipe._run_folder, pipe._ranks, pipe.plan, pipe.micro_batches, pipe._accumulation, 0, pipe._metrics, rows, member
+            pipe._outputs, pipe._ranks, pipe.plan, pipe.micro_batches, pipe._accumulation, 0, pipe._log, rows, member
         )

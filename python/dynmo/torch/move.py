@@ -29,6 +29,9 @@ class Moved:
     layers: tuple[int, ...]
     done: bool
 
+    def __str__(self) -> str:
+        return f"{len(self.layers)} layers, {self.bytes} bytes in {self.seconds:.6f} s{'' if self.done else ', not accepted'}"
+
 
 @dataclass(frozen=True)
 class Transfer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -16,11 +17,12 @@ from .gradients import Clip, add_ties
 from .exchange import AGREED, OF_REPLICAS, Told, begin_agreement, exchange
 from .layers import Context, Split, frozen_prefix
 from .live import Balancer, Move
+from .log import close_log, describe_group, open_log
 from .marks import Marks
 from .move import Moved, Mover, release_others
 from .program import APART, Plan, Program, make_program, read_plan
 from .ranks import Ranks, Replicas, describe_replicas
-from .record import Record
+from .record import Outputs, Record
 from .reduction import Reduced, Reduction
 from .sequence import INPUT, TARGET, Between, Sequential
 from .step import Step
@@ -62,6 +64,10 @@ class Pipeline:
         steps: int = 0,
         run: Optional[saving.Path] = None,
         metrics: Sequence[str] = (),
+        metrics_port: int = 0,
+        peak_flops: float = 0.0,
+        log: Optional[saving.Path] = None,
+        log_level: str = "info",
         seed: Optional[int] = None,
         timeout_s: float = 1800,
         joins: bool = False,
@@ -77,8 +83,7 @@ class Pipeline:
             "replicas": describe_replicas(replicas), **start.describe_optimizer(optimizer), "run": run is not None,
         },))
         self._ranks.divide(1 if joins else replicas)
-        if metrics and run is None:
-            raise BadInputError(f"metrics={metrics!r} without run, wanted run=FOLDER, where they are written")
+        self._outputs = Outputs(run, tuple(metrics), metrics_port, peak_flops)
         if micro_batches < 1 or accumulation < 1:
             raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
         self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))
@@ -97,11 +102,13 @@ class Pipeline:
         self._balancer: Optional[Balancer] = None
         if balance and (self._ranks.size > 1 or run is not None):
             self._balancer = Balancer(self._split, self._ranks.size, self._balancing)
+        self._log_at = log, log_level
+        self._log = self._ranks.attempt(f"log={log}", lambda: (open_log(None if joins else log, log_level, self._ranks, self.plan), {}))
         self._record: Optional[Record] = None
-        self._run_folder, self._metrics = run, metrics
+        self._flops_per_token = 0.0  # of a forward pass; 0: not known
         if run is not None and not joins:
             self._record = self._ranks.attempt(
-                f"run={run}", lambda: (Record(run, self._ranks, self.plan, micro_batches, accumulation, steps, metrics), {})
+                f"run={run}", lambda: (Record(self._outputs, self._ranks, self.plan, micro_batches, accumulation, steps, self._log), {})
             )
         self._tokens, self._predicted_s = 0, 0.0
         self.steps = 0
@@ -201,9 +208,12 @@ class Pipeline:
         self._mirror_ties()
         self._ranks.agree_on_work(self._flags(), self._balancer.work_changed)
         decision = self._balancer.decide(self.plan, self.steps)
-        if decision is not None and self._record is not None:
+        if decision is None:
+            return None
+        self._log.log(logging.INFO if decision["migrate"] else logging.DEBUG, "step %5d  decision: %s", self.steps, decision["reason"])
+        if self._record is not None:
             self._record.decision(self.steps, self._balancer.decisions)
-        if decision is None or not decision["migrate"]:
+        if not decision["migrate"]:
             return None
         plan = read_plan(decision["plan"], self.ranks, len(self._split.layers))
         before = self.plan.cut
@@ -218,10 +228,11 @@ class Pipeline:
         )
 
     def close(self) -> None:
-        """Ends the files of run="folder"; the pipeline goes on without them."""
+        """Ends the files of run="folder" and log="folder"; the pipeline goes on without them."""
         if self._record is not None:
             self._record.close(self.steps, self.profile())
             self._record = None
+        close_log(self._log, self.steps)
 
     def profile(self) -> Optional[dict[str, Any]]:
         """The layers' measured costs, for `dynmo.plan`; None before the first step, or with balance=False."""
@@ -250,10 +261,7 @@ class Pipeline:
 
     def save_pretrained(self, folder: saving.Path, **options: Any) -> None:
         """Writes what the model's save_pretrained would, from all ranks; called by all."""
-        module: Any = self.module
-        if not hasattr(module, "save_pretrained"):
-            raise BadInputError("save_pretrained: the layers are your own, not a model of transformers; use state_dict()")
-        self.write_weights(lambda weights: module.save_pretrained(folder, state_dict=weights, **options))
+        self.write_weights(saving.pretrained_writer(self.module, folder, options))
 
     def write_weights(self, write: Callable[[dict[str, Tensor]], None]) -> None:
         """Calls `write` on rank 0 with the state dict of the whole model; called by all ranks."""
@@ -270,6 +278,7 @@ class Pipeline:
     def save(self, folder: saving.Path) -> None:
         """Writes a checkpoint with torch.distributed.checkpoint; called by all ranks."""
         saving.save(folder, self.state_dict(), self._ranks)
+        self._log.info("step %5d  checkpoint in '%s'", self.steps, folder)
         self._saved = folder
 
     def load(self, folder: saving.Path) -> None:
@@ -280,6 +289,7 @@ class Pipeline:
 
     def _go_on(self, plan: Plan, steps: int) -> None:
         """Begins again before step `steps`, on the ranks that are left, which hold the layers as `plan` says."""
+        self._log.info("step %5d  %s", steps, describe_group(self._ranks, plan))
         self.plan, self.steps, self._rounds = plan, steps, 0
         self._programs.clear()
         self._updates.forget()
@@ -308,9 +318,11 @@ class Pipeline:
     def _pass(self, batch: batches.Batch, frozen: int, marks: Marks) -> Tensor:
         try:
             return self._run(batch, frozen, marks)
-        except RankLostError:
+        except RankLostError as error:
+            self._log.warning("step %5d  %s", self.steps, error)
             raise
         except Exception as error:
+            self._log.error("step %5d  %s: %s", self.steps, type(error).__name__, error)
             self._ranks.tell(error)
             raise
 
@@ -320,7 +332,8 @@ class Pipeline:
         if self._whole:
             self._check_first(batch, host, frozen, training)
         micro_batches, agreed = self._micro_batches(batch, host, frozen, training)
-        self._tokens = batches.count_tokens(batch)
+        if training:
+            self._tokens = batches.count_tokens(batch) + (self._tokens if self._rounds else 0)
         whole = batches.ITEMS in micro_batches[0]  # the loss is a sum over the micro-batch, already divided
         divisor = 1 if whole else self.replicas * len(micro_batches) * (self._accumulation if training else 1)
         program = self._program(frozen, len(micro_batches))
@@ -357,6 +370,8 @@ class Pipeline:
             known = {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}
             if training or not batches.kinds_of(batches.first_of(batch)).items() <= known:
                 selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
+            if self._outputs.peak_flops and not self._flops_per_token:
+                self._flops_per_token = selfcheck.flops_of(self._split, sample, self._used_seed()) / batches.count_tokens(sample)
             return None, facts
 
         self._ranks.attempt("the first step", check, OF_REPLICAS)
@@ -390,7 +405,7 @@ class Pipeline:
         try:
             self._check_trained(frozen, training)
             if training and self.replicas > 1 and self._rounds == 0:
-                self._check_taken()
+                self._updates.check_taken()
             if not self._whole:
                 batches.check_kinds(batches.first_of(batch), self._kinds)
             return self._parts(batch), begin_agreement(self._ranks, self._alike(host, frozen))
@@ -408,16 +423,6 @@ class Pipeline:
     def _cut(self, batch: batches.Batch) -> list[dict[str, Any]]:
         return batches.micro_batches_of(batch, self.micro_batches, fewer=self.replicas == self._accumulation == 1)
 
-    def _check_taken(self) -> None:
-        """Sums of the step before would be summed again."""
-        for layer in self._split.layers:
-            for name, parameter in layer.parameters.items():
-                if self._updates.kept(name, parameter):
-                    raise BadInputError(
-                        f"the gradient of {name} is still there from the step before, wanted zero_grad() between two steps; for more batches "
-                        "a step use accumulation=N"
-                    )
-
     def _exchange(self, losses: dict[int, float], frozen: int, last: bool, contexts: list[Context], summed: bool) -> list[float]:
         """The losses of all micro-batches; at the end of a step also what layers took, unless it was shorter than others."""
         balancer = self._balancer if last and len(contexts) == self.micro_batches else None
@@ -431,18 +436,16 @@ class Pipeline:
         own.asked = self._ranks.number == 0 and self._ranks.asks is not None and self._ranks.asks()
         told = exchange(self._ranks, len(contexts), len(self._split.layers), own, whole=balancer is not None)
         self._asked = told.asked
-        facts: dict[str, Any] = {
-            "loss": sum(told.losses.values()) / (1 if summed else len(told.losses)), "tokens": self._tokens, "step_s": None, "busy_s": None,
-            "imbalance": None, "bubble": None,
-        }
         if balancer is not None:
             balancer.observe(told, self.plan, frozen)
-            facts |= {
-                **balancer.facts, "tokens": int(told.tokens), "busy_s": told.ranks[self.rank]["busy_s"] if self.rank < self.ranks else 0.0,
-                "predicted_s": self._predicted_s, "reduction_s": self.reduced.seconds,
-            }
-        if self._record is not None and last:
-            self._record.step(self.steps, self.plan, frozen, facts, balancer.decisions if balancer is not None else None)
+        if last:
+            if self._record is not None:
+                facts = {
+                    "loss": sum(told.losses.values()) / (1 if summed else len(told.losses)), "tokens": self._tokens,
+                    "predicted_s": self._predicted_s, "reduction_s": self.reduced.seconds,
+                }
+                self._record.step(self.steps, self.plan, frozen, facts, told, balancer, self._flops_per_token)
+            self._log.debug("step %5d  losses %s, the schedule took %.6f s", self.steps, told.losses, self._schedule_s)
         return list(told.losses.values())
 
     def _program(self, frozen: int, micro_batches: int) -> Program:
@@ -488,6 +491,7 @@ class Pipeline:
 
     def _move(self, plan: Plan) -> Moved:
         moved = self._mover.move(self.plan, plan, keep=self._whole)
+        self._log.info("step %5d  move: %s -> %s, %s", self.steps, self.plan.cut, plan.cut, moved)
         if moved.done:
             self.plan = plan
         return moved

@@ -90,7 +90,7 @@ class Ranks:
 
     def __init__(self, timeout_s: float) -> None:
         self._group: Optional[dist.ProcessGroup] = None
-        self._places: list[tuple[str, int]] = []
+        self.places: list[tuple[str, int]] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._lost = ""
         self._refused = ""  # what a rank has refused in the middle of a step
@@ -109,7 +109,7 @@ class Ranks:
             self.number, self.world = self.rank, self.size = dist.get_rank(), dist.get_world_size()
             with self._sockets.opening():
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-            self._places = self.gather((socket.gethostname(), os.getpid()))
+            self.places = self.gather((socket.gethostname(), os.getpid()))
         self._lay_out([list(range(self.world))])
 
     def divide(self, replicas: Replicas) -> None:
@@ -356,7 +356,7 @@ class Ranks:
         named: Optional[int] = None
         while named is None:
             here = socket.gethostname()
-            ended = [rank for rank, (host, pid) in enumerate(self._places) if host == here and rank != self.number and _ended(pid)]
+            ended = [rank for rank, (host, pid) in enumerate(self.places) if host == here and rank != self.number and _ended(pid)]
             said = _read(store)
             named = said if said is not None else ended[0] if ended else None
             if time.monotonic() > deadline:

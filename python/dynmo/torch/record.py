@@ -2,16 +2,39 @@
 """The files of a run with run="folder": records, events, load trace, summary and profile, in the formats of `dynmo train`."""
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from .._core import Decisions, RunLog, program
+from ..errors import BadInputError
+from .exchange import Told
+from .live import Balancer
 from .program import Plan
 from .ranks import Ranks
 
 Path = Union[str, "os.PathLike[str]"]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the numbers of a step go beside the records, and what MFU is a share of."""
+
+    run: Optional[Path]
+    metrics: tuple[str, ...] = ()
+    port: int = 0  # of rank 0 on 127.0.0.1; 0: none
+    peak_flops: float = 0.0  # FLOP/s of a rank's device; 0: not given
+
+    def __post_init__(self) -> None:
+        given = {"metrics": self.metrics, "metrics_port": self.port, "peak_flops": self.peak_flops}
+        for name, value in given.items():
+            if value and self.run is None:
+                raise BadInputError(f"{name}={value!r} without run, wanted run=FOLDER, where they are written")
+        if self.peak_flops and not self.metrics and not self.port:
+            raise BadInputError(f"peak_flops={self.peak_flops!r} without metrics, wanted metrics or metrics_port with it")
 
 
 @dataclass(frozen=True)
@@ -41,14 +64,17 @@ def joined(numbers: Sequence[int]) -> str:
 class Record:
     """One rank's files, those of rank p of replica r under r x P + p. The lowest rank that is left has the events and the load trace, too."""
 
-    def __init__(self, folder: Path, ranks: Ranks, plan: Plan, micro_batches: int, accumulation: int, steps: int,
-                 metrics: Sequence[str] = (), rows: "Sequence[Sequence[int]] | None" = None, member: int = -1) -> None:
+    def __init__(self, outputs: Outputs, ranks: Ranks, plan: Plan, micro_batches: int, accumulation: int, steps: int,
+                 logger: logging.Logger, rows: "Sequence[Sequence[int]] | None" = None, member: int = -1) -> None:
         """With `rows`, those at the start, `member` has joined them since."""
+        assert outputs.run is not None
         start = ranks.layout if rows is None else rows
         self._numbers = {number: replica * len(row) + rank for replica, row in enumerate(start) for rank, number in enumerate(row)}
         self._number = self._number_of(ranks.number if rows is None else member)
         self._leads = self._number == 0
-        self._log = RunLog(os.fspath(folder), self._number, first_step=int(rows is not None), ranks=ranks.world, metrics=list(metrics))
+        self._log = RunLog(os.fspath(outputs.run), self._number, first_step=int(rows is not None), ranks=ranks.world,
+                           metrics=list(outputs.metrics), metrics_port=outputs.port, peak_flops=outputs.peak_flops)
+        self._logger, self._step_flops = logger, 0.0
         self._ranks, self._started, self._replicas = ranks, ranks.world, ranks.replicas
         self._facts: dict[int, dict[str, Any]] = {}  # by step
         self._moved = 0
@@ -56,16 +82,32 @@ class Record:
         self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks.world, "steps": steps, "micro_batches": micro_batches,
                                      "program": program})
 
-    def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, Any], decisions: Optional[Decisions]) -> None:
-        """One step that is done, as this rank has seen it. Without `decisions` it was shorter, and not measured."""
-        stages = [stage for stage in plan.stages if stage.rank == self._ranks.rank]
+    def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, Any], told: Told, balancer: Optional[Balancer],
+             flops_per_token: float) -> None:
+        """One step that is done, as this rank has seen it. Without `balancer` it was shorter, and not measured.
+
+        `flops_per_token`: products of a forward pass; 0 if they are not known.
+        """
+        rank, ranks = self._ranks.rank, self._ranks.size
+        if balancer is None:
+            facts = {"loss": facts["loss"], "tokens": facts["tokens"], "step_s": None, "busy_s": None, "imbalance": None, "bubble": None}
+        else:
+            facts |= {**balancer.facts, "tokens": int(told.tokens), "busy_s": told.ranks[rank]["busy_s"] if rank < ranks else 0.0}
+        step_flops = 3 * flops_per_token * facts["tokens"]  # F, I and W
+        if step_flops != self._step_flops:
+            self._step_flops = step_flops
+            self._log.set_step_flops(step_flops)
+        stages = [stage for stage in plan.stages if stage.rank == rank]
         self._facts[step] = facts
         self._log.record({
             "format": "dynmo-step-1", "step": step, "rank": self._number, "generation": plan.generation, **facts,
             "first_layer": stages[0].first if stages else 0, "layers": sum(stage.count for stage in stages), "frozen_layers": frozen,
         })
-        if decisions is not None:
-            self._log.load(step, frozen, decisions)
+        if balancer is not None:
+            self._log.load(step, frozen, balancer.decisions)
+        for failure in self._log.failures():
+            self._logger.warning("%s; training goes on", failure)
+            warnings.warn(f"{failure}; training goes on", RuntimeWarning)
 
     def decision(self, step: int, decisions: Decisions) -> None:
         self._log.decision(step, decisions)

@@ -72,6 +72,17 @@ def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[di
     return weights
 
 
+def pretrained_writer(module: Any, folder: Path, options: dict[str, Any]) -> Callable[[dict[str, Tensor]], None]:
+    """What writes a state dict as the model's save_pretrained does."""
+    if not hasattr(module, "save_pretrained"):
+        raise BadInputError("save_pretrained: the layers are your own, not a model of transformers; use state_dict()")
+
+    def write(weights: dict[str, Tensor]) -> None:
+        module.save_pretrained(folder, state_dict=weights, **options)
+
+    return write
+
+
 def write_weights(split: Split, ranks: Ranks, owners: list[int], write: Callable[[dict[str, Tensor]], None]) -> None:
     """Gathers the model's state dict on rank 0, which writes it."""
     weights = gather_weights(split, ranks, owners)

@@ -184,6 +184,17 @@ def check_batch(split: Split, batch: MicroBatch, seed: Optional[int], weights_ap
     return loss.item()
 
 
+def flops_of(split: Split, batch: MicroBatch, seed: Optional[int]) -> float:
+    """FLOPs of the products of a forward pass, as torch.utils.flop_counter counts them: attention unfused, without its causal half."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    unfused = sdpa_kernel(SDPBackend.MATH)
+    with unnoticed(split.module, split.device), torch.no_grad(), unfused, FlopCounterMode(display=False) as counter:
+        split.whole(batch, _seeding(seed))
+    return float(counter.get_total_flops())
+
+
 def _checked(split: Split, batch: MicroBatch, seed: Optional[int], weights_apart: bool) -> Tensor:
     try:
         found = whole(split.module, split.whole(batch, _seeding(seed)))

@@ -172,6 +172,7 @@ class Survivor:
         came = tuple(member for member in self._members if member not in before)
         step = self._pipe.steps
         recovery = Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin, came)
+        self._pipe._log.warning("step %5d  %s", reached, recovery)
         self._record(recovery)
         self._open_endpoint()
         if self._told is not None:
@@ -223,7 +224,7 @@ class Survivor:
         pipe._divide()
         if self._joins:
             self._joins = pipe._joins = False
-            joining.begin_record(pipe, self._rows, lines.member)
+            joining.begin_files(pipe, self._rows, lines.member)
         self._snapshots.restart()
         if self._snapshots.is_due(pipe.steps):
             self._snapshots.take(self._generation, plan, pipe.steps)

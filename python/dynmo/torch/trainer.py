@@ -26,7 +26,7 @@ except ImportError as _error:
     raise ImportError("dynmo.torch.PipelineTrainer: transformers is missing, wanted 5: pip install 'transformers[torch]'") from _error
 
 FOLDER = "pipeline"  # in a checkpoint
-OPTIONS = ("plan", "schedule", "balance", "balancer", "run", "metrics", "seed", "timeout_s")
+OPTIONS = ("plan", "schedule", "balance", "balancer", "run", "metrics", "metrics_port", "peak_flops", "log", "log_level", "seed", "timeout_s")
 FIXED = ("interleaved", "adaptive")  # their orders are for one number of micro-batches
 OF_A_RANK = ("local_rank", "report_to", "run_name", "disable_tqdm", "log_level", "log_level_replica")  # arguments that ranks may have otherwise
 PARTS = "a rank has a part of the model"
@@ -70,7 +70,7 @@ class PipelineTrainer(Trainer):
     """A Trainer for scripts under torchrun, with the losses, weights and logs of one process, bit for bit.
 
     `gradient_accumulation_steps` is the number of micro-batches. `pipeline` has options of Pipeline: plan, schedule, balance, balancer,
-    run, metrics, seed, timeout_s. `pipe` is the Pipeline from the first call of train(), and `moves` are those that it made. A checkpoint
+    run, metrics, metrics_port, peak_flops, log, log_level, seed, timeout_s. `pipe` is the Pipeline from the first call of train(), and `moves` are those that it made. A checkpoint
     has weights as the Trainer writes them, and in its folder `pipeline` the state for any number of ranks.
     """
 

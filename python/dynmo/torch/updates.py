@@ -42,6 +42,16 @@ class Updates:
         """Whether the gradient is there as it was noted."""
         return parameter.grad is not None and self._versions.get(name) == parameter.grad._version
 
+    def check_taken(self) -> None:
+        """Sums of the step before would be summed again."""
+        for layer in self._split.layers:
+            for name, parameter in layer.parameters.items():
+                if self.kept(name, parameter):
+                    raise BadInputError(
+                        f"the gradient of {name} is still there from the step before, wanted zero_grad() between two steps; for more batches "
+                        "a step use accumulation=N"
+                    )
+
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         own = weakref.ref(self)
 

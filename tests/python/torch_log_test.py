@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of a rank of dt.Pipeline, its metrics with MFU and memory, and their endpoint."""
+import datetime
+import json
+import os
+import re
+import unittest
+import warnings
+
+import torch
+
+import dynmo
+import dynmo.torch as dt
+import torch_cases
+import torch_log_rank
+from dynmo.torch import log, selfcheck
+from torch_support import RankCase, free_port
+
+LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (debug|info|warning|error) rank (\d+): (.*)")
+CASE = torch_log_rank.CASE
+STEPS = CASE["steps"]
+
+
+def lines_of(path):
+    """(level, rank, text) of the lines, each of which has the format."""
+    found, before = [], ""
+    for line in path.read_text().splitlines():
+        match = LINE.fullmatch(line)
+        assert match, line
+        datetime.datetime.fromisoformat(match[1].replace("Z", "+00:00"))
+        assert before <= match[1], line
+        before = match[1]
+        found.append((match[2], int(match[3]), match[4]))
+    return found
+
+
+def pipeline(**options):
+    model = torch_cases.make_model(CASE)
+    return dt.Pipeline(model, torch_cases.make_optimizer(CASE, model.parameters()), micro_batches=2, **options)
+
+
+def products(length):
+    """FLOPs of a forward pass of the model of CASE, for each token of samples of this length."""
+    h, kv, f, vocabulary, blocks = 32, 16, 48, 96, 4
+    return blocks * (2 * h * (h + 2 * kv) + 2 * h * h + 6 * h * f + 4 * length * h) + 2 * h * vocabulary
+
+
+class Log(RankCase):
+    def test_each_rank_has_a_file(self):
+        self.run_ranks(2, "torch_log_rank.py", self.folder, 0)
+        for rank in range(2):
+            lines = lines_of(self.folder / "log" / f"rank-{rank}.log")
+            self.assertEqual({number for _, number, _ in lines}, {rank})
+            self.assertRegex(lines[0][2], rf"^begins   dynmo.torch \S+ as process \d+ on \S+; rank {rank} of 2; plan \d\|\d, generation \d+; ranks 0 on ")
+            self.assertEqual((lines[-1][0], lines[-1][2]), ("info", f"step {STEPS:5}  closed"))
+            debug = [text for level, _, text in lines if level == "debug" and " losses {0: " in text]
+            self.assertEqual([int(text.split()[1]) for text in debug], list(range(STEPS)))
+
+    def test_levels_and_appending(self):
+        for level, count in (("debug", 2), ("info", 2), ("warning", 0), ("info", 4)):
+            pipeline(log=self.folder / level, log_level=level).close()
+            path = self.folder / level / "rank-0.log"
+            self.assertEqual(len(lines_of(path)), count, level)
+
+    def test_a_line_has_no_control_characters(self):
+        logger = log.open_log(self.folder, "info", pipeline()._ranks, pipeline().plan)
+        logger.warning("two\nlines\x1b of %s", "text")
+        log.close_log(logger, 3)
+        self.assertEqual([line[2] for line in lines_of(self.folder / "rank-0.log")][1:], ["two lines  of text", "step     3  closed"])
+
+    def test_a_refusal_is_logged(self):
+        pipe = pipeline(log=self.folder)
+        batch = torch_cases.batch_of(CASE, 0)
+        with self.assertRaises(dynmo.BadInputError):
+            pipe.step(**{**batch, "labels": batch["labels"][:1]})
+        level, _, text = lines_of(self.folder / "rank-0.log")[-1]
+        self.assertEqual(level, "error")
+        self.assertRegex(text, r"^step     0  BadInputError: ")
+
+    def test_a_full_disk_is_told_once_and_training_goes_on(self):
+        (self.folder / "rank-0.log").symlink_to("/dev/full")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pipe = pipeline(log=self.folder, log_level="debug")
+            for step in range(2):
+                pipe.step(**torch_cases.batch_of(CASE, step))
+                pipe.optimizer.step()
+                pipe.optimizer.zero_grad()
+            pipe.close()
+        told = [str(each.message) for each in caught if "the log" in str(each.message)]
+        self.assertEqual(told, [f"cannot write the log '{self.folder}/rank-0.log': No space left on device; training goes on"])
+        self.assertEqual(pipe.steps, 2)
+
+    def test_a_closed_descriptor_stops_nothing(self):
+        pipe = pipeline(log=self.folder)
+        handler = pipe._log.handlers[0]
+        os.close(handler._file)
+        handler._file = 10**6  # which is no descriptor, as the closed one would be until a file gets its number
+        with self.assertWarnsRegex(RuntimeWarning, "cannot write the log .*: Bad file descriptor; training goes on"):
+            pipe._log.info("lost")
+        pipe.step(**torch_cases.batch_of(CASE, 0))
+        self.assertEqual(pipe.steps, 1)
+        handler._file = -1
+
+    def test_options_that_are_refused(self):
+        (self.folder / "file").write_text("")
+        for options, said in (
+            ({"log": self.folder / "file" / "log"}, "file/log': Not a directory, wanted a folder to which this user may write"),
+            ({"log": self.folder, "log_level": "all"}, "log_level='all', wanted debug, info, warning, error"),
+            ({"metrics_port": 9100}, "metrics_port=9100 without run, wanted run=FOLDER"),
+            ({"peak_flops": 1e12, "run": self.folder / "a"}, "peak_flops=1000000000000.0 without metrics"),
+            ({"metrics_port": 70000, "run": self.folder / "b"}, "metrics_port=70000, wanted 1 to 65535"),
+            ({"metrics": ["prometheus"], "peak_flops": -1.0, "run": self.folder / "c"}, "peak_flops=-1, wanted 0 to 1e18"),
+        ):
+            with self.assertRaises(dynmo.BadInputError) as caught:
+                pipeline(**options)
+            self.assertIn(said, str(caught.exception))
+            self.assertNotIn("\n", str(caught.exception))
+
+
+class Metrics(RankCase):
+    def test_flops_are_those_of_the_closed_form(self):
+        split = selfcheck.split_decoder(torch_cases.make_model(CASE))
+        for length in (5, 8):
+            ids = torch.arange(2 * length).view(2, length) + 3
+            found = selfcheck.flops_of(split, {"input_ids": ids, "labels": ids}, None)
+            self.assertEqual(found, 2 * length * products(length))
+
+    def test_have_mfu_memory_and_an_endpoint(self):
+        port = free_port()
+        self.run_ranks(2, "torch_log_rank.py", self.folder, port)
+        text = (self.folder / "served.txt").read_text()
+        found = {name: float(value) for name, value in re.findall(r"^(dynmo_\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
+        tokens = json.loads((self.folder / "tokens.json").read_text())
+        self.assertEqual(found["dynmo_tokens"], tokens)
+        self.assertEqual(found["dynmo_ranks"], 2)
+        self.assertGreater(found["dynmo_memory_bytes"], 50 << 20)
+        # The first batch has samples of nine tokens, which give the products of a token.
+        self.assertAlmostEqual(found["dynmo_tflops_per_rank"] * 1e12 * 2 * found["dynmo_end_to_end_seconds"] / (3 * tokens * products(9)), 1, places=6)
+        self.assertAlmostEqual(found["dynmo_mfu_percent"], found["dynmo_tflops_per_rank"] * 1e12 / torch_log_rank.PEAK * 100, places=6)
+        for rank in range(2):
+            own = (self.folder / "run" / "metrics" / f"rank-{rank}.prom").read_text()
+            self.assertRegex(own, rf'(?m)^dynmo_memory_bytes{{run="[^"]*",rank="{rank}"}} [0-9.e+]+$')
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    unittest.main()
