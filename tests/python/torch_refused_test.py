@@ -247,5 +247,26 @@ class Refused(Case):
             dt.Pipeline(llama(attention_dropout=0.1), micro_batches=2)
 
 
+class FirstBatch(Case):
+    """What one rank checks, which keeps all layers."""
+
+    def test_is_checked_once_and_again_with_other_keys(self):
+        model = torch_cases.make_model(LLAMA)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False)
+        with mock.patch("dynmo.torch.selfcheck.check_batch") as check:
+            for step, wanted in enumerate([1, 1, 1]):
+                pipe.step(**torch_cases.batch_of(LLAMA, step))
+                optimizer.zero_grad()
+                self.assertEqual(check.call_count, wanted)
+            batch = torch_cases.batch_of(LLAMA, 3)
+            del batch["attention_mask"]
+            for wanted in (1, 2, 2):
+                pipe.step(**batch)
+                optimizer.zero_grad()
+                self.assertEqual(check.call_count, wanted)
+                batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"]).clone()
+
+
 if __name__ == "__main__":
     unittest.main()

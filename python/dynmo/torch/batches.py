@@ -211,6 +211,11 @@ def check_kinds(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> No
             )
 
 
+def are_known(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> bool:
+    """Whether the split has been checked with such values."""
+    return all(kind in checked.get(path, ()) for path, kind in kinds_of(batch).items())
+
+
 def count_tokens(batch: Batch) -> int:
     """Those of input_ids; of other batches the samples."""
     if not isinstance(batch, Mapping):

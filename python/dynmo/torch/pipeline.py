@@ -96,8 +96,7 @@ class Pipeline:
         self._reduction = Reduction(self._split, self._ranks)
         self.reduced = Reduced()  # of the newest step
         self._programs: dict[Any, Program] = {}
-        self._rounds = 0  # of this step
-        self._schedule_s = 0.0
+        self._rounds, self._schedule_s = 0, 0.0  # of this step
         self._balancing = {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps, "balancer": balancer}
         self._balancer: Optional[Balancer] = None
         if balance and (self._ranks.size > 1 or run is not None):
@@ -105,17 +104,16 @@ class Pipeline:
         self._log_at = log, log_level
         self._log = self._ranks.attempt(f"log={log}", lambda: (open_log(None if joins else log, log_level, self._ranks, self.plan), {}))
         self._record: Optional[Record] = None
-        self._flops_per_token = 0.0  # of a forward pass; 0: not known
         if run is not None and not joins:
             self._record = self._ranks.attempt(
                 f"run={run}", lambda: (Record(self._outputs, self._ranks, self.plan, micro_batches, accumulation, steps, self._log), {})
             )
-        self._tokens, self._predicted_s = 0, 0.0
+        self._tokens, self._predicted_s, self._flops_per_token = 0, 0.0, 0.0
         self.steps = 0
         self.losses: list[float] = []
         start.untie_optimizer(self._split, optimizer)
         # The first batch is checked against the whole model, so layers of other ranks stay until then.
-        self._whole = True
+        self._whole, self._checked_alone = True, False
         self._asked = False  # at the end of the newest step, for a change of the ranks
         self._saved: Optional[saving.Path] = None  # the newest checkpoint
         self._searches = balance and balancer == "search"
@@ -329,7 +327,7 @@ class Pipeline:
     def _run(self, batch: batches.Batch, frozen: int, marks: Marks) -> Tensor:
         training = marks is self.marks
         host, device = batches.on_host(batch), self._split.device
-        if self._whole:
+        if self._whole and not (self._checked_alone and batches.are_known(batches.first_of(batch), self._kinds)):
             self._check_first(batch, host, frozen, training)
         micro_batches, agreed = self._micro_batches(batch, host, frozen, training)
         if training:
@@ -367,8 +365,7 @@ class Pipeline:
             self._parts(batch)
             facts = dict(zip(AGREED, self._alike(host, frozen)))
             sample = batches.on_device(batches.sample_of(host, self.micro_batches), self._split.device.device)
-            known = {(path, kind) for path, kinds in self._kinds.items() for kind in kinds}
-            if training or not batches.kinds_of(batches.first_of(batch)).items() <= known:
+            if training or not batches.are_known(batches.first_of(batch), self._kinds):
                 selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
             if self._outputs.peak_flops and not self._flops_per_token:
                 self._flops_per_token = selfcheck.flops_of(self._split, sample, self._used_seed()) / batches.count_tokens(sample)
@@ -379,6 +376,7 @@ class Pipeline:
             self._kinds.setdefault(path, set()).add(kind)
         if self._balancer is not None:
             self._balancer.not_timed()
+        self._checked_alone = self._checked_alone or training and self._ranks.world == 1
         if training and self._ranks.world > 1:
             self._checked_apart = self._runs_apart()
             release_others(self._split.layers, self.plan.owners, self.rank, self.optimizer)
