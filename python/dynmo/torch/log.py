@@ -20,9 +20,8 @@ CONTROL = {code: " " for code in (*range(32), 127)}
 
 
 class _Format(logging.Formatter):
-    converter = time.gmtime
-
     def __init__(self, rank: int) -> None:
+        self.converter = time.gmtime
         super().__init__(f"%(asctime)s.%(msecs)03dZ %(levelname)s rank {rank}: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
