@@ -79,7 +79,7 @@ Device cpu() {
   device.bytes_per_element = 4;
   device.bytes_per_parameter = 4;
   device.bytes_per_gradient = 4;
-  device.bytes_per_optimizer = 8;             // AdamW's moments; no master copy
+  device.bytes_per_optimizer = 8;  // AdamW's moments; no master copy
   device.devices_per_node = 1;
   device.inside_node = {50e-6, 3.6e9};        // processes on loopback, Gloo, measured
   device.between_nodes = {100e-6, 10e9 / 8};  // 10 Gb/s Ethernet

@@ -35,7 +35,7 @@ struct Device {
   double bytes_per_optimizer = 12;
   int devices_per_node = 8;  // of machines usually built from it
   Link inside_node;          // of these, per device and direction
-  Link between_nodes;  // without the latency of software above it
+  Link between_nodes;        // without the latency of software above it
 };
 
 // Checks a device. Returns kBadInput with device and field. Rates, memory and bytes must be finite

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "dynmo/data/text_stream.h"
+
 #include <algorithm>
 #include <utility>
-
-#include "dynmo/data/text_stream.h"
 
 namespace dynmo::data {
 namespace {
