@@ -44,7 +44,7 @@ ROWS = {
     "train.validation_every": ("4",), "train.validation_steps": ("1", *VALIDATING),
     "pipeline.ranks": ("3",), "pipeline.replicas": ("2",), "pipeline.schedule": ("zb-h1",),
     "pipeline.stages_per_rank": ("3", "pipeline.schedule=interleaved"), "pipeline.balancer": ("uniform", "model.vocabulary=4000"),
-    "pipeline.cut": ("[1, 7]",), "pipeline.recompute": ("whole",), "pipeline.memory": ("\"300KiB\"", "pipeline.recompute=auto"),
+    "pipeline.cut": ("[1, 7]",), "pipeline.recompute": ("whole",), "pipeline.memory": ("\"500KiB\"", "pipeline.recompute=auto"),
     **{f"moe.{key}": (value, *beside) for key, value, *beside in (
         ("enabled", "true"), ("experts", "4", *MOE), ("top_k", "1", *MOE), ("expert_hidden", "16", *MOE), ("router", "sinkhorn", *MOE),
         ("aux_loss", "0.5", *MOE), ("z_loss", "0.5", *MOE), ("bias_rate", "0.1", *BIAS), ("capacity_factor", "0.5", *MOE),
@@ -62,7 +62,7 @@ ROWS = {
         ("enabled", "true", "model.sequence=32"), ("rule", "drop", *ATTENTION), ("buckets", "8", *ATTENTION),
         ("dropped", "0.9", "sparse_attention.enabled=true", "sparse_attention.rule=drop", "model.sequence=32"))},
     **{f"early_exit.{key}": (value, *beside) for key, value, *beside in (
-        ("enabled", "true", "early_exit.warm_up=1"), ("survivors", "0.6", *EXITS), ("exit_every", "2", *EXITS), ("exited", "kept", *EXITS),
+        ("enabled", "true", "early_exit.warm_up=1", "early_exit.exit_every=1"), ("survivors", "0.6", *EXITS), ("exit_every", "2", *EXITS), ("exited", "kept", *EXITS),
         ("warm_up", "4", *EXITS), ("ramp_steps", "8", *EXITS), ("confidence", "entropy", *EXITS), ("threshold", "0.2", *EXITS),
         ("exit_loss", "0.9", *EXITS))},
     **{f"mixture_of_depths.{key}": (value, *beside) for key, value, *beside in (
