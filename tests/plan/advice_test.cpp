@@ -254,6 +254,17 @@ TEST(Advice, LargerMicroBatchesAreNamedWhereMessagesAreMany) {
   EXPECT_DOUBLE_EQ(advice.remedy->step_s, step_s_of(asked(2, 32)));
 }
 
+TEST(Advice, SlicesThatAHeadCannotHaveAreAnError) {
+  const cost::TransformerShape shape = cost::transformer_shape(
+      {.vocabulary = 257, .hidden = 64, .blocks = 2, .sequence = 32}, cost::Architecture::kLlama);
+  Question question = question_on({}, cost::equal_ranks(2), 4);
+  ASSERT_TRUE(set_shape(question, shape, *cost::find_device("cpu")));
+  EXPECT_TRUE(question.sliced(2));
+  const auto refused = question.sliced(4);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);
+}
+
 TEST(Advice, ASlowRankIsNamedWithTheSpeedOfTheOthers) {
   const cost::ModelCost four = timed_model({3, 3, 3, 3});
   cost::Cluster cluster = cost::equal_ranks(4);

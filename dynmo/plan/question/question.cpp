@@ -212,7 +212,7 @@ double hidden_bytes(const cost::TransformerShape& shape, const cost::Device& dev
 
 Expected<void> check_heads(const cost::TransformerShape& shape,
                            const cost::Parallelism& parallelism) {
-  if (parallelism.tensor < 1 || shape.heads % parallelism.tensor == 0) return {};
+  if (shape.heads % parallelism.tensor == 0) return {};
   return make_error(ErrorCode::kBadInput,
                     "tensor_parallel is {}, wanted a divisor of the model's {} attention heads",
                     parallelism.tensor, shape.heads);
@@ -257,13 +257,14 @@ Expected<void> check_count(std::string_view what, std::int64_t value, std::int64
 
 Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
                          const cost::Device& device, const cost::Parallelism& parallelism) {
-  DYNMO_TRY(cost::validate(shape));
-  DYNMO_TRY(check_heads(shape, parallelism));
-  const auto costs_of = [device, parallelism](const cost::TransformerShape& other) {
+  const auto costs_of =
+      [device, parallelism](const cost::TransformerShape& other) -> Expected<cost::ModelCost> {
+    DYNMO_TRY(cost::validate(other));
     return cost::parallel_costs(cost::transformer_work(other, device.bytes_per_element),
                                 hidden_bytes(other, device), device, parallelism);
   };
   DYNMO_ASSIGN(question.model, costs_of(shape));
+  DYNMO_TRY(check_heads(shape, parallelism));
   set_origin(question, static_cast<double>(shape.tokens()), device, parallelism);
   for (const std::string& note : shape.notes) question.costs += "; " + note;
   question.head_slices = shape.head_slices;
