@@ -183,7 +183,7 @@ TEST_P(StrictKind, ACheckpointContinuesWithItsBitsThereAndItsLossesOnTheCpu) {
   ASSERT_EQ(device.losses().size(), 20U);
   dynmo::testing::expect_like_cpu(device.losses(), cpu.losses(), kind);
   EXPECT_EQ(device.has_said("pruning  masks with dense products: on a device it saves neither time "
-                            "nor memory"),
+                            "nor memory, and pruning.form = units saves both"),
             GetParam().prunes);
 
   SavedTraining again = in("again");
