@@ -34,8 +34,8 @@ class Machine:
         self.bin, self.log, self.cache = self.root / "bin", self.root / "log", self.root / "cache"
         for path in (self.bin, self.cache):
             path.mkdir()
-        for tool in TOOLS:
-            (self.bin / tool).symlink_to(shutil.which(tool))
+        for tool in TOOLS:  # a machine with clang++ alone may lack the name c++
+            (self.bin / tool).symlink_to(shutil.which(tool) or shutil.which(os.environ.get("CXX", "c++")))
         for tool in set(PRESENT) - set(without):
             self.add(tool, "#!/bin/bash\nexit 1\n")
         for name in ("scripts", "cmake"):
