@@ -176,16 +176,15 @@ std::string what_is_lacking(const Question& question) {
         fmt::format(" ({:.3g} % of the memory stay free as head-room)", 100 * question.head_room);
   }
   if (question.device.empty()) return text;
-  Bytes states;
-  for (const cost::LayerCost& layer : question.model.layers) states += cost::state_bytes(layer);
   Bytes least = question.cluster.ranks.front().memory;
   for (const cost::ClusterRank& rank : question.cluster.ranks) least = std::min(least, rank.memory);
-  const std::int64_t ranks =
-      (states.value + least.value - 1) / std::max<std::int64_t>(least.value, 1);
-  if (ranks > question.cluster.size()) {
-    text += fmt::format("; the layers' states alone take {}, the memory of {} such ranks",
-                        format_bytes(states), ranks);
-  }
+  Bytes states;
+  for (const cost::LayerCost& layer : question.model.layers) states += cost::state_bytes(layer);
+  const double ranks = std::ceil(static_cast<double>(states.value) /
+                                 static_cast<double>(std::max<std::int64_t>(least.value, 1)));
+  if (ranks <= question.cluster.size()) return text;
+  text += fmt::format("; the layers' states alone take {}, the memory of {:.0f} such ranks",
+                      format_bytes(states), ranks);
   if (question.parallelism.tensor == 1 && question.parallelism.optimizer_shards == 1) {
     text +=
         "; --tensor-parallel makes a rank of several devices, and --optimizer-shards divides "
