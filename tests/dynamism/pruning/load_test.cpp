@@ -234,13 +234,13 @@ TEST(Pruning, DensitiesOfUnitsAgreeWithSortedSizes) {
       EXPECT_NEAR(densities[g], left[g] / groups[g].weights, 0.012) << g << " at " << sparsity;
     }
   }
-  // Where each group keeps its least, the sparsity is lowered.
+  // The sparsity is lowered if each group keeps its least.
   for (const double density : unit_densities(groups, 0.9, 0.25, kSpread)) {
     EXPECT_DOUBLE_EQ(density, 0.25);
   }
 }
 
-// All layers alike: each costs what a layer of so many hidden units and heads does.
+// Each layer costs what one of so many hidden units and heads does.
 TEST(Pruning, LayersWithFewerUnitsCostWhatSmallerOnesDo) {
   PruningOptions options{.start = 1, .end = 1, .every = 1, .final_sparsity = 0.5};
   options.form = PruningForm::kUnits;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Removes whole units (model/units.h). At an event one threshold for all hidden units of the model,
 // and one for all groups of heads, leave the share that the schedule says. The two pools are apart
-// because a unit's size says nothing beside that of a head.
+// because the size of a hidden unit cannot be compared with that of a group.
 #include "dynmo/model/units.h"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pruning of whole units in real training: the same bits under any layout, as many units as the
-// schedule leaves, and layers that are smaller dense ones.
+// Pruning of whole units in real training. Bits are the same under any layout. The schedule says
+// how many units stay, and layers become smaller dense ones.
 #include "dynmo/model/units.h"
 
 #include <gtest/gtest.h>
