@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What balancing costs: the CPU of all that it does in a step without a move, and the pause of a move beside a bare send.
+"""What balancing costs: the CPU of all that it does in a step without a move, the pause of a move beside a bare send, and memory.
 
 cost.py [--steps N] [--moves N]   (starts its two ranks by itself; the model is that of gain.py)
 """
 import argparse
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 import gain
 from dynmo.torch import exchange, marks, pipeline
+from dynmo.torch.marks import Stamps
 
 LAYERS = 14
 
@@ -47,13 +49,13 @@ def marks_cpu_s(layers: int, micro_batches: int, repeats: int = 200) -> float:
     for repeat in range(2 * repeats):
         marked = repeat % 2 == 0
         hidden = torch.zeros(1, requires_grad=True)
-        stamps: list[tuple[int, float]] = []
+        stamps: Stamps = []
         start = time.thread_time()
         for layer in range(layers):
             if marked:
                 with noted.forward(layer):
                     hidden = hidden + 1
-                noted.watch(hidden, stamps, layer)
+                noted.watch({"hidden": hidden}, stamps, layer)
             else:
                 hidden = hidden + 1
         if marked:
@@ -63,6 +65,7 @@ def marks_cpu_s(layers: int, micro_batches: int, repeats: int = 200) -> float:
                 hidden.backward()  # type: ignore[no-untyped-call]
         else:
             hidden.backward()  # type: ignore[no-untyped-call]
+        noted.settle()
         taken[marked].append(time.thread_time() - start)
     return (statistics.median(taken[True]) - statistics.median(taken[False])) * micro_batches
 
@@ -99,7 +102,7 @@ def move_cost(moves: int, tokens: torch.Generator) -> None:
     side = gain.Side(False)
     side.step(torch.randint(0, 512, (gain.MICRO_BATCHES * gain.SAMPLES, gain.TOKENS), generator=tokens))
     for first in (9, 12):
-        pauses, bares, size = [], [], 0
+        pauses, bares, resident, size = [], [], [], 0
         for number in range(2 * moves):
             there = number % 2 == 0
             dist.barrier()
@@ -108,12 +111,15 @@ def move_cost(moves: int, tokens: torch.Generator) -> None:
             pauses.append(slowest(time.perf_counter() - start))
             size = moved.bytes
             bares.append(slowest(bare_send(size, 1 if there else 0)))
+            if not there:
+                resident.append(slowest(resident_mib()))
         if dist.get_rank() == 0:
             pairs = [pause - 2 * bare for pause, bare in zip(pauses, bares)]
             pause, bare = statistics.median(pauses) * 1e3, statistics.median(bares) * 1e3
             print(
                 f"move 7|7 <-> {first}|{LAYERS - first}  {size / 2**20:.1f} MiB: pause {pause:.1f} ms ({max(pauses) * 1e3:.1f} at most, "
-                f"{pause / size * 2**20:.2f} ms/MiB), bare send {bare:.1f} ms; pause - 2 x bare send: {max(pairs) * 1e3:.1f} ms at most"
+                f"{pause / size * 2**20:.2f} ms/MiB), bare send {bare:.1f} ms; pause - 2 x bare send: {max(pairs) * 1e3:.1f} ms at most; "
+                f"a rank's memory: {resident[len(resident) // 10]:.0f} MiB after {len(pauses) // 10} moves, {resident[-1]:.0f} MiB after {len(pauses)}"
             )
 
 
@@ -133,6 +139,11 @@ def slowest(seconds: float) -> float:
     cell = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(cell, op=dist.ReduceOp.MAX)
     return cell.item()
+
+
+def resident_mib() -> float:
+    """Memory of this process."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def plan(first: int) -> dict[str, Any]:

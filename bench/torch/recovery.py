@@ -127,7 +127,7 @@ def main() -> None:
     if options.copy is not None:
         copy(options.copy, options.bytes)
         return
-    import two_hosts
+    import two_hosts  # type: ignore[import-not-found]
 
     print("| state | bare copy | ready | next step done | 0.25 s + 1.2 x copy |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as place:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mypy --strict has nothing to say of the package as it is installed, nor of the examples."""
+"""mypy --strict has nothing to say of the package as it is installed, nor of the examples and benches."""
 import os
 import pathlib
 import subprocess
@@ -28,8 +28,9 @@ class Typing(unittest.TestCase):
     def test_of_the_package_is_strict(self):
         self.check("-p", "dynmo")
 
-    def test_of_the_examples_is_strict(self):
-        scripts = sorted((ROOT / "examples").rglob("*.py"))
+    def test_of_the_scripts_is_strict(self):
+        """Of the examples and benches, which use what no other test may."""
+        scripts = sorted(path for folder in ("examples", "bench/torch") for path in (ROOT / folder).rglob("*.py"))
         if not scripts:
             self.skipTest("no example is in Python")
         for script in scripts:
