@@ -12,8 +12,9 @@ from ..errors import BadInputError
 from .device import to_device, to_host
 
 ITEMS = "num_items_in_batch"
+INPUT, TARGET = "input", "target"  # of layers of the user's own
 IGNORED = -100  # a label without a loss
-CUT = ("input_ids", "labels", "inputs_embeds", "input", "target")  # never shared by the samples
+CUT = ("input_ids", "labels", "inputs_embeds", INPUT, TARGET)  # never shared by the samples
 FLAGS = {
     "use_cache": "keys and values lie on several ranks", "output_router_logits": "the auxiliary loss spans all layers",
     "output_hidden_states": "the hidden tensors lie on several ranks", "output_attentions": "the attentions lie on several ranks",
@@ -21,6 +22,19 @@ FLAGS = {
 Leaves = dict[str, Any]
 Batch = Union[dict[str, Any], Sequence[dict[str, Any]]]  # or its micro-batches, which may differ in size
 Given = TypeVar("Given", bound=Batch)
+
+
+def of_call(pair: tuple[Any, ...], named: dict[str, Any], of_layers: bool) -> Batch:
+    """Returns the batch that a call was given: input and target of layers, or the arguments of a model."""
+    if of_layers:
+        if len(pair) != 2 or named:
+            raise BadInputError(f"batch: {len(pair)} values and the names {sorted(named)}, wanted input and target of your layers")
+        return {INPUT: pair[0], TARGET: pair[1]}
+    if len(pair) == 1 and not named and isinstance(pair[0], (list, tuple)) and all(isinstance(part, dict) for part in pair[0]):
+        return pair[0]
+    if pair:
+        raise BadInputError("batch: values without names, wanted the model's arguments by name, such as **batch, or a list of dictionaries")
+    return named
 
 
 def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -77,6 +77,20 @@ def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bo
     return Told(losses, _read(times, LAYER_CELLS), _read(figures, RANK_CELLS), float(parts[3].sum()), bool(parts[4].sum() > 0))
 
 
+def total_of(losses: Sequence[float], divisor: int, replicas: int, dtype: torch.dtype) -> Tensor:
+    """Returns the loss of a batch, from those of its micro-batches by replica.
+
+    They are added in their order, and the replicas' sums in theirs, with the rounding of a loop in that type; fp64 stays fp64.
+    """
+    total = torch.zeros((), dtype=torch.float32 if dtype != torch.float64 else dtype)
+    for replica in torch.tensor(losses, dtype=total.dtype).view(replicas, -1):
+        part = torch.zeros_like(total)
+        for loss in replica:
+            part = part + (loss / divisor if divisor != 1 else loss)
+        total = total + part
+    return total
+
+
 def _of_positions(cells: Tensor) -> Tensor:
     """One row a position: the least overhead, since that of others has their waiting in it, as dynmo/control/step_stats.h takes it."""
     found = cells.sum(0)

@@ -14,7 +14,7 @@ from .. import Plan as CorePlan
 from ..errors import BadInputError, RankLostError
 from . import batches, checks, saving, selfcheck, start
 from .gradients import Clip, add_ties
-from .exchange import AGREED, OF_REPLICAS, Told, begin_agreement, exchange
+from .exchange import AGREED, OF_REPLICAS, Told, begin_agreement, exchange, total_of
 from .layers import Context, Split, frozen_prefix
 from .live import Balancer, Move
 from .log import close_log, describe_group, open_log
@@ -24,7 +24,7 @@ from .program import APART, Plan, Program, make_program, read_plan
 from .ranks import Ranks, Replicas, describe_replicas
 from .record import Outputs, Record
 from .reduction import Reduced, Reduction
-from .sequence import INPUT, TARGET, Between, Sequential
+from .sequence import Between, Sequential
 from .step import Step
 from .updates import Updates
 
@@ -42,7 +42,30 @@ class Pipeline:
     the replicas, as `pipeline.replicas` of `dynmo train` does. A loss is divided by all micro-batches of a step: `loss` is the mean over
     the replicas, or with `num_items_in_batch`, which counts the items of all replicas, the sum.
 
-    `joins=True`: a process without a launcher that joins ranks which train, by Survivor(endpoint=FILE).
+    Args:
+        model: One of transformers' causal language models. Its layers are its blocks, with what is before and after them.
+        optimizer: Made of the model's parameters. It is the one that moves with them.
+        micro_batches: Parts of a batch, which is cut by samples.
+        layers, loss_fn, hidden: Named modules in order instead of a model, `loss_fn(output, target)`, and what is between two layers as
+            an empty tensor, or a dictionary of them, for `hidden(input)`.
+        limits: Whether shapes of `hidden` are limits, so that layers may give smaller tensors.
+        accumulation: Batches for a step of the optimizer.
+        replicas: See above.
+        plan: The first plan. Without one the planner makes it, for times that rank 0 measures.
+        schedule: One of `dynmo.schedule_kinds()`, for the first plan.
+        balance, balancer: Whether to measure layers and plan again, and by which of `dynmo.balancers()`.
+        steps: All steps of the run, so that a move pays before its end; 0: unknown.
+        run: A folder for the files of a run.
+        metrics: "tensorboard" and "prometheus", in that folder.
+        metrics_port: Of rank 0, for Prometheus; 0: none.
+        peak_flops: FLOP/s of a rank's device, for MFU; 0: unknown.
+        log, log_level: A folder for a log of each rank, from debug, info, warning or error on.
+        seed: Of the draws of dropout; without one PyTorch's of rank 0.
+        timeout_s: Seconds in which messages have to come.
+        joins: Whether this process, without a launcher, joins ranks that train, by `Survivor(endpoint=FILE)`.
+
+    Raises:
+        BadInputError: On all ranks, with one line, if an argument is wrong, or ranks differ.
     """
 
     def __init__(
@@ -163,7 +186,7 @@ class Pipeline:
         if self._balancer is not None:
             self._balancer.times.begin_step()
             self._predicted_s = self.predicted_step_s() if self._record is not None else 0.0
-        loss = self._round(self._batch(pair, batch))
+        loss = self._round(batches.of_call(pair, batch, isinstance(self._split, Sequential)))
         if self.replicas > 1:
             self.reduced = self._reduction(self.plan.owners)
         add_ties(self._split, self._ranks, self.plan.owners)
@@ -176,7 +199,7 @@ class Pipeline:
         """As `step` for all but the last batch of an optimizer's step (accumulation=N); gradients add up."""
         if self._rounds >= self._accumulation - 1:
             raise BadInputError(f"accumulate: call {self._rounds + 1} in a step of accumulation={self._accumulation}, wanted step() now")
-        loss = self._round(self._batch(pair, batch))
+        loss = self._round(batches.of_call(pair, batch, isinstance(self._split, Sequential)))
         self._rounds += 1
         return loss
 
@@ -185,7 +208,7 @@ class Pipeline:
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
-            return self._pass(self._batch(pair, batch), len(self._split.layers), Marks(len(self._split.layers), self._split.device.clock))
+            return self._pass(batches.of_call(pair, batch, isinstance(self._split, Sequential)), len(self._split.layers), Marks(len(self._split.layers), self._split.device.clock))
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -247,7 +270,7 @@ class Pipeline:
 
     def move_to(self, plan: PlanLike) -> Moved:
         """Moves the layers to another plan, at a boundary between two steps. `balance` does so by itself."""
-        read = read_plan(_document(plan), self.ranks, len(self._split.layers))
+        read = read_plan(start.document_of(plan), self.ranks, len(self._split.layers))
         if read.schedule in APART and not self._whole and not self._checked_apart:
             raise BadInputError(
                 f"plan: schedule {read.schedule} has I and W apart, with which the first batch was not checked, wanted "
@@ -296,17 +319,6 @@ class Pipeline:
             self._balancer = Balancer(self._split, self._ranks.size, self._balancing)
             self._updates.times = self._balancer.times
 
-    def _batch(self, pair: tuple[Any, ...], batch: dict[str, Any]) -> batches.Batch:
-        if isinstance(self._split, Sequential):
-            if len(pair) != 2 or batch:
-                raise BadInputError(f"batch: {len(pair)} values and the names {sorted(batch)}, wanted input and target of your layers")
-            return {INPUT: pair[0], TARGET: pair[1]}
-        if len(pair) == 1 and not batch and isinstance(pair[0], (list, tuple)) and all(isinstance(part, dict) for part in pair[0]):
-            return pair[0]
-        if pair:
-            raise BadInputError("batch: values without names, wanted the model's arguments by name, such as **batch, or a list of dictionaries")
-        return batch
-
     def _round(self, batch: batches.Batch) -> Tensor:
         self._mirror_ties()
         if self._rounds == 0:
@@ -350,7 +362,8 @@ class Pipeline:
         self._schedule_s = device.clock.seconds(begun, ended) + (self._schedule_s if self._rounds else 0.0)
         device.clock.free([begun, ended])
         last = training and self._rounds == self._accumulation - 1
-        return self._total(self._exchange(losses, frozen, last, contexts, whole), divisor)
+        self.losses = self._exchange(losses, frozen, last, contexts, whole)
+        return total_of(self.losses, divisor, self.replicas, next(self.module.parameters()).dtype)
 
     def _used_seed(self) -> Optional[int]:
         return self._seed if self.module.training else None
@@ -461,18 +474,6 @@ class Pipeline:
         mode = int(self.module.training) * 2 + int(frozen == len(self._split.layers))
         return [checks.digest(batch), self._flags(), mode, checks.digest(batches.first_of(batch).get(batches.ITEMS))]
 
-    def _total(self, losses: list[float], divisor: int) -> Tensor:
-        """Their sum in the order of the micro-batches, and of the replicas, rounded as a loop over them does."""
-        self.losses = losses
-        dtype = next(self.module.parameters()).dtype
-        total = torch.zeros((), dtype=torch.float32 if dtype != torch.float64 else dtype)
-        for replica in torch.tensor(losses, dtype=total.dtype).view(self.replicas, -1):
-            part = torch.zeros_like(total)
-            for loss in replica:
-                part = part + (loss / divisor if divisor != 1 else loss)
-            total = total + part
-        return total
-
     def _owned(self) -> list[nn.Parameter]:
         owners = self.plan.owners
         return [
@@ -493,8 +494,3 @@ class Pipeline:
         if moved.done:
             self.plan = plan
         return moved
-
-
-def _document(plan: PlanLike) -> Mapping[str, Any]:
-    return plan.document if isinstance(plan, CorePlan) else plan
-

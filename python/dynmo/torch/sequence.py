@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInputError
+from .batches import INPUT, TARGET
 from .device import device_of
 from .layers import HIDDEN, LOSS, Context, Layer, MicroBatch, Spec, Tie, Values
 
-INPUT, TARGET = "input", "target"
 MAX_NAMES = 16
 Between = Union[Tensor, dict[str, Tensor]]  # what a module gives to the next one
 

@@ -104,10 +104,11 @@ def describe_optimizer(optimizer: Optional[torch.optim.Optimizer]) -> dict[str, 
 
 def describe_plan(given: Any) -> Any:
     """A plan as ranks compare it."""
-    return json.dumps(_document(given), sort_keys=True, default=repr)
+    return json.dumps(document_of(given), sort_keys=True, default=repr)
 
 
-def _document(given: Any) -> Any:
+def document_of(given: Any) -> Any:
+    """The document of a plan that may be a dynmo.Plan."""
     return given.document if isinstance(given, CorePlan) else given
 
 
@@ -203,7 +204,7 @@ def first_plan(
 ) -> Plan:
     """The user's plan, or the planner's for times that rank 0 measures."""
     if given is not None:
-        return read_plan(_document(given), ranks.size, len(split.layers))
+        return read_plan(document_of(given), ranks.size, len(split.layers))
     if schedule not in KINDS:
         raise BadInputError(f"schedule: {schedule}, wanted {', '.join(KINDS)}")
     times = ranks.attempt("model: its first measurement", lambda: (_times(split) if ranks.number == 0 else [], {}))
