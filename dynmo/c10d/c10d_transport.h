@@ -125,12 +125,9 @@ class Group : public transport::Transport {
 [[nodiscard]] const MeetingPlace& place_of(const Meeting& meeting);
 
 // Ends the process at once, after flushing the streams. It runs no destructors of static objects
-// and joins no threads. The caller has closed its files. A rank's main() ends with it after a
-// failure, and a launcher's always.
-//
-// A group can be destroyed after a failure: 0 of 63 processes hung, with killed peers and 64 MiB in
-// flight. But a failed join may leave a thread in Gloo's constructor, and the usual exit of
-// libtorch takes 0.2 s.
+// and joins no threads. The caller has closed its files. Each rank of `dynmo train` ends with it.
+// The usual exit of libtorch takes 0.2 s, and a failed join may leave a thread in Gloo's
+// constructor. A group can be destroyed after a failure.
 [[noreturn]] void quit(int exit_code);
 
 }  // namespace dynmo::c10d

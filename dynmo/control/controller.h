@@ -283,9 +283,9 @@ class Controller {
   Idle idle_;
 };
 
-// Returns `cluster` with the measured overhead of an action. If all ranks share a node, it has the
-// latency of a message. With several replicas it has the bandwidth of their reduction, one for
-// `accumulation` replays.
+// Returns `cluster` with the measured overhead of an action. If all ranks share a node, it also has
+// the measured latency of a message, and with several replicas the bandwidth of a reduction. That
+// is multiplied by `accumulation`, since a step has one reduction and that number of replays.
 [[nodiscard]] cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& overhead,
                                         int replicas, int accumulation);
 

@@ -37,8 +37,8 @@ struct Rotary {
 // Checks the values. Returns kBadInput with the key of a run's config.
 [[nodiscard]] Expected<void> validate(const Rotary& rotary);
 
-// Returns the angles between two positions, by pair of a head, in radians. Those of kLlama3 equal
-// transformers 5's.
+// Returns by how much each pair of a head rotates from one position to the next, in radians. With
+// kLlama3 the values equal transformers 5's.
 [[nodiscard]] std::vector<double> frequencies(const Rotary& rotary, std::int64_t head_size);
 
 }  // namespace dynmo::cost

@@ -51,10 +51,10 @@ struct SourceEntry {
   bool trains = false;  // it has a runtime half, by sources.def
 };
 
-// Returns the entry of a source with options of type Options. It finds keys_of(Options&) and
-// check(const Options&). Two more functions are optional. If a training can exclude the options,
-// check_training(const Options&, const TrainingSetting&) checks that. If keys may leave nothing to
-// do in setting.steps steps, idle_in(const Options&, const TrainingSetting&) returns the reason.
+// Returns the entry of a source from keys_of(Options&), check(const Options&) and Make. Two more
+// functions are optional, with an Options and a TrainingSetting. check_training() returns an error
+// if a training does not support the options. idle_in() returns why the source would do nothing in
+// setting.steps steps.
 template <typename Options,
           Expected<std::unique_ptr<LoadModel>> (*Make)(const Options&, const LoadInputs&)>
 [[nodiscard]] SourceEntry source_entry(std::string_view table) {

@@ -83,7 +83,7 @@ struct Chain {
 // Returns prefix sums of `weights` in whole parts. Weights must be finite and not negative. If all
 // are zero, layers have equal weights.
 [[nodiscard]] std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights);
-// Returns prefix sums of other amounts of the same layers in the same parts.
+// Returns the amounts in whole parts, by layer. A part is that of quantized_prefix_sums(weights).
 [[nodiscard]] std::vector<std::int64_t> in_parts_of(std::span<const double> weights,
                                                     std::span<const double> amounts);
 

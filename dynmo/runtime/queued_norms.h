@@ -25,8 +25,8 @@ class QueuedNorms {
   QueuedNorms(const std::vector<model::Tie>& ties, const model::LayerStates& states,
               const Staging& staging);
 
-  // Returns the sum of squares of each layer, as squared_norm() in ties.h does. The host must have
-  // waited for the device since.
+  // Returns the sum of squares of each layer, as squared_norm() in ties.h does. Requires that the
+  // host has waited for the device after the constructor.
   [[nodiscard]] std::map<LayerId, double> read() const;
 
  private:

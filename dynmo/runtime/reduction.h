@@ -43,8 +43,8 @@ class Reduction {
   // transport::reduction_tag(layer).
   void start(LayerId layer);
 
-  // Waits for all reductions. Then the states hold the sums. Returns the first error of any call:
-  // kPeerLost, and the group has ended.
+  // Waits for all reductions. Then the states hold the sums. Returns the first error of any call.
+  // It is kPeerLost, and the group has ended.
   [[nodiscard]] Expected<void> finish();
 
   // Returns this thread's time in the calls so far, which the reduction did not hide.

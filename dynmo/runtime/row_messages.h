@@ -55,7 +55,7 @@ struct RowFormat {
 [[nodiscard]] model::Hidden unpacked(const RowFormat& format, std::int64_t room,
                                      const at::Tensor& first, const at::Tensor& second);
 
-// Returns the mean rows of several micro-batches.
+// Returns the mean number of rows over the micro-batches, or 0 for none.
 [[nodiscard]] double mean_rows(const std::vector<std::int64_t>& rows);
 [[nodiscard]] Bytes mean_message_bytes(const RowFormat& format, std::int64_t room,
                                        const std::vector<std::int64_t>& rows);

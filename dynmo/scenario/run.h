@@ -71,8 +71,8 @@ struct RunResult {
   std::vector<DecisionAt> decisions;  // for which a plan was made, in their order
   std::optional<OtherTimes> others;   // of a re-planning run, if requested
 
-  // Returns the micro-batches a second over the whole time, for an unknown token count.
-  // tokens_per_s() returns tokens.
+  // Returns the micro-batches a second over the whole time. Unlike tokens_per_s() it is known if
+  // the sequence length is not.
   [[nodiscard]] double micro_batches_per_s() const { return micro_batches / time.total_s(); }
   [[nodiscard]] double tokens_per_s() const { return tokens / time.total_s(); }
 };

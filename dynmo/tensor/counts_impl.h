@@ -30,8 +30,8 @@ struct CountTarget {
 // gives the mean. Its shape, found by bisection, gives the coefficient of variation.
 class Counts {
  public:
-  // Makes the numbers. Fails with kBadInput if two requests contradict each other, and names them.
-  // `what` names the numbers.
+  // Prepares the draw. Returns kBadInput with the two values of the target that contradict each
+  // other. `what` is the word for the numbers in errors.
   [[nodiscard]] static Expected<Counts> make(const CountTarget& target, std::uint64_t seed,
                                              std::string_view what);
   // Returns the next number. Requires fewer than `groups` calls before.

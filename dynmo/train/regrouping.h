@@ -98,8 +98,8 @@ class Regrouping {
   [[nodiscard]] Expected<Expected<elastic::Place>> meet(Try& attempt);
   // Makes `forming_` on a rank that stays.
   [[nodiscard]] Expected<void> form(Try& attempt, const elastic::Place& place);
-  // Tells all ranks of the current group the first fault of the next one, or "". If the leader
-  // changes, `next` becomes the endpoint of the next leader.
+  // Exchanges `mine` with all ranks of the current group. Returns the first fault of the next
+  // group, or "". If the leader changes, sets `next` to the endpoint of the next leader.
   [[nodiscard]] Expected<std::string> vote(const Try& attempt, const Expected<void>& mine,
                                            elastic::JobFile& next);
   [[nodiscard]] Expected<Regrouped> commit(Try& attempt, std::unique_ptr<elastic::Leader>& leader,

@@ -24,7 +24,7 @@ class Grid {
   [[nodiscard]] const Axes& axes() const { return axes_; }
   [[nodiscard]] int replicas() const { return axes_.replicas; }
   [[nodiscard]] int positions() const { return axes_.positions; }
-  // Returns a coordinate of this rank.
+  // These return where this rank is in the group, among the replicas and among the positions.
   [[nodiscard]] WorldRank rank() const { return rank_; }
   [[nodiscard]] int replica() const { return axes_.place(rank()).replica; }
   [[nodiscard]] Rank position() const { return axes_.place(rank()).position; }

@@ -14,8 +14,9 @@ namespace dynmo::plan::internal {
 // returned as it is, and so is one whose middle stage is a single module. The order is left out.
 [[nodiscard]] Plan with_whole_v(const Plan& plan, const cost::ModelCost& model);
 
-// Returns the schedule with `stage` as two stages on its rank: each of its actions becomes one of
-// both, in the order of their dependencies. Requires a compute-only schedule.
+// Returns the schedule with `stage` split into two stages on its rank. Each action of the stage
+// becomes two, one for each half, in the order of their dependencies. Requires a compute-only
+// schedule.
 [[nodiscard]] schedule::Schedule with_split_stage(schedule::Schedule order, int stage);
 
 }  // namespace dynmo::plan::internal
