@@ -124,7 +124,12 @@ Expected<void> Joining::open_store() {
     // Listening is not left to c10d: it would listen on every address, and cannot say well why not.
     process::UniqueFd listener(options_.store_fd.value_or(-1));
     if (!listener) {
-      DYNMO_ASSIGN(listener, process::listen_on(options_.address, options_.port));
+      auto opened = process::listen_on(options_.address, options_.port);
+      if (!opened) {
+        return make_error(opened.error().code, "{}; MASTER_PORT can be another one",
+                          opened.error().message);
+      }
+      listener = *std::move(opened);
     }
     how.isServer = true;
     reached = process::local_address(listener);

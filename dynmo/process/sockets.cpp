@@ -144,9 +144,7 @@ Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port) {
   if (error == 0) return socket;
   if (error == EADDRINUSE) {
     return make_error(ErrorCode::kBadInput,
-                      "port {} on {} is in use: end the program that listens there or choose "
-                      "another MASTER_PORT",
-                      port, address);
+                      "port {} on {} is in use: end the program that listens there", port, address);
   }
   return make_error(ErrorCode::kBadInput, "cannot listen on port {} of {}: {}", port, address,
                     system_reason(error));

@@ -39,7 +39,7 @@ class UniqueFd {
 // second is a name by which others know this host, but which is loopback on it (Debian's
 // /etc/hosts: 127.0.1.1 for the host's own name).
 //
-// Returns kBadInput: "port 29500 on host is in use: ...".
+// Returns kBadInput with the port, the address and the reason.
 [[nodiscard]] Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port);
 
 // Returns kBadInput if `address` is no address or name of this host, so that nothing can listen at

@@ -387,8 +387,11 @@ TEST(Join, APortInUseIsNamed) {
   ASSERT_TRUE(taken);
   Process rank({RANK_PROGRAM, "messages"}, environment_of(0, 2, process::local_port(*taken)));
   EXPECT_EQ(rank.wait(), 2);
-  EXPECT_TRUE(contains(rank.output(), fmt::format("dynmo: port {} on 127.0.0.1 is in use: ",
-                                                  process::local_port(*taken))));
+  EXPECT_TRUE(contains(rank.output(),
+                       fmt::format("dynmo: port {} on 127.0.0.1 is in use: end the program that "
+                                   "listens there; MASTER_PORT can be another one\n",
+                                   process::local_port(*taken))))
+      << rank.output();
 }
 
 TEST(Join, NobodyThereIsAnErrorAfterTheDeadline) {

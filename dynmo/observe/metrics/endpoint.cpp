@@ -53,9 +53,7 @@ Expected<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::open(std::uint16_t p
       },
       [](process::ClientId) {});
   if (!server) {
-    const std::string& why = server.error().message;
-    return make_error(ErrorCode::kBadInput, "no metrics at 127.0.0.1: {}",
-                      why.substr(0, why.find(" or choose another MASTER_PORT")));
+    return make_error(ErrorCode::kBadInput, "no metrics at 127.0.0.1: {}", server.error().message);
   }
   endpoint->server_ = *std::move(server);
   return endpoint;
