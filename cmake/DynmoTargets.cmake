@@ -164,8 +164,8 @@ function(dynmo_test name)
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake")
 endfunction()
 
-# Tests are compiled more often than they are waited for. Their precompiled headers are those of -O3, with which g++ 13 for x86
-# has an option that it then misses.
+# Tests are compiled more often than they are waited for. Their precompiled headers are those of -O3, with which g++ 13 and 14 for
+# x86 have options that they then miss.
 set(dynmo_quick_to_compile $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
 if(DYNMO_SANITIZE)
   # Optimizing what the sanitizers put into a test takes a third of its compilation; the library under test keeps its -O1.
@@ -175,6 +175,12 @@ include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-munroll-only-small-loops DYNMO_HAVE_UNROLL_ONLY_SMALL_LOOPS)
 if(DYNMO_HAVE_UNROLL_ONLY_SMALL_LOOPS)
   list(APPEND dynmo_quick_to_compile $<$<CONFIG:Release,RelWithDebInfo>:-munroll-only-small-loops>)
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  check_cxx_compiler_flag(-mvzeroupper DYNMO_HAVE_VZEROUPPER)
+  if(DYNMO_HAVE_VZEROUPPER)
+    list(APPEND dynmo_quick_to_compile $<$<CONFIG:Release,RelWithDebInfo>:-mvzeroupper>)
+  endif()
 endif()
 
 # dynmo_test_precompiled, for tests of dynmo::core.
