@@ -4,6 +4,7 @@ import json
 import pathlib
 import signal
 import socket
+import threading
 import types
 import unittest
 
@@ -91,11 +92,16 @@ class Joining(RankCase):
             endpoint.join(self.folder / "endpoint", {"steps": 8, "schedule": "gpipe"}, 30)
         self.assertEqual((self.folder / "endpoint").stat().st_mode & 0o777, 0o600)
         place = json.loads((self.folder / "endpoint").read_text(encoding="utf-8"))
-        for said in (b"GET / HTTP/1.0\r\n\r\n", b'{"token": "wrong", "asked": {}, "address": [], "key": ""}\n', b"[]\n", b'{"token": 1}\n'):
+        for said in (b"GET / HTTP/1.0\r\n\r\n", b'{"token": "wrong", "asked": {}, "address": [], "key": ""}\n', b"[]\n", b'{"token": 1}\n', b"[" * 100000 + b"\n"):
             with socket.create_connection((place["address"], place["port"])) as stranger:
                 stranger.sendall(said)
                 self.assertEqual(stranger.recv(1), b"")  # closed
         self.assertFalse(own.asks())
+        silent = [socket.create_connection((place["address"], place["port"])) for _ in range(2 * lines.MAX_GUESTS)]
+        for stranger in silent[: lines.MAX_GUESTS]:
+            self.assertEqual(stranger.recv(1), b"")  # made room
+        for stranger in silent:
+            stranger.close()
         entry = endpoint.join(self.folder / "endpoint", {"steps": 8}, 30)
         self.assertEqual((entry.member, sorted(entry.lines), entry.facts), (1, [0], {"rows": [[0]]}))
         self.assertFalse(own.asks())  # it has not said that it has all lines
@@ -107,6 +113,40 @@ class Joining(RankCase):
         self.assertEqual(again.member, 2)
         again.lines[0].close()
         self.assertFalse(own.hears_of_loss(0))
+
+    def pair(self, told=lambda value: None):
+        """The lines of two ranks, of which the second connects to the first where it is told of it."""
+        places, all_told, found = [None, None], threading.Barrier(2), {}
+
+        def ranks_of(number):
+            def gather(value):
+                places[number] = value
+                if number == 0:
+                    told(value)
+                all_told.wait(30)
+                return places
+
+            return types.SimpleNamespace(
+                number=number, world=2, members=[0, 1], highest=1, gather=gather, attempt=lambda what, call: call()[1], abort=lambda: None
+            )
+
+        starting = [threading.Thread(target=lambda number=number: found.update({number: lines.Lines(ranks_of(number), 60)})) for number in range(2)]
+        for each in starting:
+            each.start()
+        for each in starting:
+            each.join(60)
+        self.assertEqual(sorted(found), [0, 1])
+        return found[0], found[1]
+
+    def test_a_stranger_at_the_start_is_passed_over(self):
+        self.addCleanup(setattr, lines, "SEND_S", lines.SEND_S)
+        lines.SEND_S = 0.2
+        strangers = []
+        both = self.pair(lambda value: strangers.append(socket.create_connection(value[:2])))
+        self.assertEqual([own.connected for own in both], [[1], [0]])
+        for own in both:
+            own.close(True)
+        strangers[0].close()
 
     def test_a_endpoint_that_is_none(self):
         missing, now = self.folder / "none" / "endpoint", endpoint.FIND_S

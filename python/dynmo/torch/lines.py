@@ -23,6 +23,7 @@ from .sockets import own_address
 BEAT_S = 0.2
 CONNECT_S = 60.0
 SEND_S = 5.0
+MAX_GUESTS = 16  # connections at the endpoint that have not said all; the oldest makes room
 ENDED, SILENT = "has ended", "is silent"
 
 
@@ -128,7 +129,7 @@ class Lines:
         self._thread.join()
         if self._endpoint is not None:
             self._endpoint.close()
-        for guest in [key.data for key in self._selector.get_map().values() if isinstance(key.data, Guest)] + [one for one, _ in self._queue]:
+        for guest in [*self._guests, *(one for one, _ in self._queue)]:
             guest.line.close()
         for line in self._lines.values():
             line.close()
@@ -153,7 +154,9 @@ class Lines:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
             line, _ = listener.accept()
             line.settimeout(SEND_S)
-            hello = line.recv(len(token) + 8, socket.MSG_WAITALL)
+            hello = b""
+            with contextlib.suppress(OSError):
+                hello = line.recv(len(token) + 8, socket.MSG_WAITALL)
             if len(hello) != len(token) + 8 or not secrets.compare_digest(hello[: len(token)], token):
                 line.close()
                 continue
@@ -174,7 +177,7 @@ class Lines:
                 if now - self._ticked > self._silence_s / 2:  # this process stood still, not the others
                     self._heard = dict.fromkeys(self._heard, now)
                 self._ticked = now
-                for key, _ in events:
+                for key, _ in sorted(events, key=lambda event: isinstance(event[0].data, Endpoint)):  # it may close a guest
                     if isinstance(key.data, int):
                         self._read(key.data, now)
                     elif isinstance(key.data, Guest):
@@ -213,6 +216,14 @@ class Lines:
             line, _ = endpoint.listener.accept()
             line.setblocking(False)
             self._selector.register(line, selectors.EVENT_READ, Guest(line))
+        for guest in self._guests[:-MAX_GUESTS]:
+            self._selector.unregister(guest.line)
+            guest.line.close()
+
+    @property
+    def _guests(self) -> list[Guest]:
+        """Processes at the endpoint that have not said all, the first that came first."""
+        return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Guest)]
 
     def _hear(self, guest: Guest) -> None:
         """Reads what a process at the endpoint says; it waits in line once it has said all."""
@@ -225,7 +236,7 @@ class Lines:
         if found and len(guest.said) <= MAX_ASKED and not guest.said.endswith(b"\n"):
             return
         self._selector.unregister(guest.line)
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # anybody may connect
             told = json.loads(guest.said)
             if secrets.compare_digest(str(told["token"]), self._endpoint.token) and isinstance(told["asked"], dict):
                 self._queue.append((guest, {name: told[name] for name in ("asked", "address", "key")}))
