@@ -13,7 +13,7 @@ import torch
 import dynmo
 import dynmo.torch as dt
 from drawn import drawn
-from dynmo.torch import endpoint, joining, lines
+from dynmo.torch import endpoint, joining, lines, meeting
 from torch_support import RankCase
 from torch_survival_test import run
 
@@ -147,6 +147,24 @@ class Joining(RankCase):
         for own in both:
             own.close(True)
         strangers[0].close()
+
+    def test_a_rank_that_missed_the_end_hears_of_it(self):
+        """The last message of all was lost for one of them, which then waits for a group that nobody forms."""
+        first, second = self.pair()
+        ended = []
+
+        def wait():
+            try:
+                meeting.meet(second, second.leave(), 0.2)
+            except meeting.AllDone:
+                ended.append(True)
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        first.close(True)
+        waiting.join(20)
+        self.assertEqual(ended, [True])
+        second.close(True)
 
     def test_a_endpoint_that_is_none(self):
         missing, now = self.folder / "none" / "endpoint", endpoint.FIND_S

@@ -17,6 +17,10 @@ from .ranks import open_store
 OWN_STORE_S = 10.0  # to open a store in this process
 
 
+class AllDone(Exception):
+    """A member has heard that all steps are done, so no group is formed any more."""
+
+
 @dataclass
 class Meeting:
     """A group to form: its members in the order of their new numbers, and where they meet."""
@@ -29,11 +33,13 @@ class Meeting:
 
 
 def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
-    """Waits for the next group; or says why this process cannot be in one."""
+    """Waits for the next group; or says why this process cannot be in one. Raises AllDone if there will be none."""
     deadline = time.monotonic() + limit_s
     with lines.changed:
         lines.say(left=left)
         while True:
+            if lines.done:  # of those that are done, none leaves a group
+                raise AllDone
             if end := _reason_to_end(lines):
                 return end
             alive = lines.alive
@@ -71,6 +77,8 @@ def wait_for_place(lines: Lines, limit_s: float) -> Meeting:
             if form is not None and form["form"] > left and lines.member in form["members"]:
                 if set(form["members"]) <= {lines.member, *lines.connected}:
                     return Meeting(form["form"], form["members"], *form["address"])
+            if lines.done:
+                raise RankLostError(f"rank {lines.member}: the ranks have done all steps before they could let in this process")
             if not lines.connected or lines.left_out or time.monotonic() > deadline:
                 raise RankLostError(f"rank {lines.member}: the ranks have not let in this process; start it again")
             lines.changed.wait(max(0.01, deadline - time.monotonic()))

@@ -88,8 +88,8 @@ class Survivor:
             self._open_endpoint()
             if self._joins:
                 self._recover()
-            while not self._go(train_step, steps, values):
-                self._recover()
+            while not self._go(train_step, steps, values) and self._recover():
+                pass
             done = True
         finally:
             if lines is not None:
@@ -150,12 +150,15 @@ class Survivor:
             return self._lines is not None
         return self._lines.hears_of_loss(NEWS_S)
 
-    def _recover(self) -> None:
+    def _recover(self) -> bool:
+        """Goes on with those that are left; returns whether a step may be left to do."""
         begin = perf_counter()
         before, reached = self._members, self._pipe.steps
         for number in range(TRIES):
             try:
                 end = self._try(STORE_S * 2**number)
+            except meeting.AllDone:
+                return False
             except BadInputError:
                 raise
             except Exception as error:
@@ -177,6 +180,7 @@ class Survivor:
         self._open_endpoint()
         if self._told is not None:
             self._told(recovery)
+        return True
 
     def _record(self, recovery: Recovery) -> None:
         """Lets the files of the run go on; training does not wait for files that cannot."""
