@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """New processes join ranks that train, and some are killed on the way: losses, weights and states are those of the plain loop."""
 import json
+import os
 import pathlib
 import signal
 import socket
 import threading
 import types
 import unittest
+import unittest.mock
 
 import torch
 
 import dynmo
 import dynmo.torch as dt
 from drawn import drawn
-from dynmo.torch import endpoint, joining, lines, meeting
+from dynmo.torch import endpoint, joining, lines, meeting, sockets
 from torch_support import RankCase
 from torch_survival_test import run
 
@@ -165,6 +167,15 @@ class Joining(RankCase):
         waiting.join(20)
         self.assertEqual(ended, [True])
         second.close(True)
+
+    def test_a_host_without_an_address_says_so(self):
+        with unittest.mock.patch.dict(os.environ), unittest.mock.patch("socket.gethostbyname", side_effect=socket.gaierror(-2, "unknown")):
+            os.environ.pop("MASTER_ADDR", None)
+            with self.assertRaisesRegex(dynmo.BadInputError, "MASTER_ADDR, which is not set: .*unknown.*, wanted the address of rank 0"):
+                sockets.own_address()
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="none")
+            with self.assertRaisesRegex(dynmo.BadInputError, "MASTER_ADDR, '127.0.0.1': .*'none'.*, wanted the address of rank 0"):
+                sockets.own_address()
 
     def test_a_endpoint_that_is_none(self):
         missing, now = self.folder / "none" / "endpoint", endpoint.FIND_S

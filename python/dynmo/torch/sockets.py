@@ -11,18 +11,24 @@ import socket
 import stat
 from collections.abc import Iterator
 
+from ..errors import BadInputError
+
 Inode = tuple[int, int]
 
 
 def own_address() -> str:
     """The address of this host at which other ranks reach it."""
     master = os.environ.get("MASTER_ADDR")
-    if master is None:
-        return socket.gethostbyname(socket.gethostname())
-    family, kind, protocol, _, place = socket.getaddrinfo(master, int(os.environ.get("MASTER_PORT", "1")), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)  # sends nothing
-        return str(probe.getsockname()[0])
+    try:
+        if master is None:
+            return socket.gethostbyname(socket.gethostname())
+        family, kind, protocol, _, place = socket.getaddrinfo(master, int(os.environ.get("MASTER_PORT", "1")), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        given = "which is not set" if master is None else repr(master)
+        raise BadInputError(f"MASTER_ADDR, {given}: this host finds no address of its own by it ({error}), wanted the address of rank 0") from error
 
 
 class Sockets:
