@@ -185,11 +185,18 @@ class Joining(RankCase):
             endpoint.join(missing, {}, 1)
         with self.assertRaisesRegex(dynmo.BadInputError, "endpoint=.*none/endpoint: it cannot be written .*, wanted a file in a folder"):
             endpoint.open_endpoint(missing, "127.0.0.1", lambda asked: "", {})
+        (self.folder / "folder").mkdir()
+        with self.assertRaisesRegex(dynmo.BadInputError, "endpoint=.*folder: it cannot be written .*, wanted a file in a folder"):
+            endpoint.open_endpoint(self.folder / "folder", "127.0.0.1", lambda asked: "", {})
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["folder"])  # nothing half written
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
         layers = {"layers": [("a", model[0]), ("b", model[1])], "loss_fn": torch.nn.functional.mse_loss, "hidden": lambda given: given}
         pipe = dt.Pipeline(optimizer=None, micro_batches=1, joins=True, **layers)
         with self.assertRaisesRegex(dynmo.BadInputError, "joins=True and no endpoint, wanted endpoint=FILE"):
             dt.Survivor(pipe)
+        for path in ("", "/"):
+            with self.assertRaisesRegex(dynmo.BadInputError, f"endpoint='{path}', wanted the path of a file"):
+                dt.Survivor(pipe, endpoint=path)
 
 
 if __name__ == "__main__":

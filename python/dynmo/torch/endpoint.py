@@ -64,7 +64,10 @@ class Entry:
 def open_endpoint(path: Path, address: str, admits: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> Endpoint:
     """Listens, and writes where; only this user reads the file, whose token lets in."""
     place = pathlib.Path(path)
-    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    except OSError as error:
+        raise BadInputError(f"endpoint={place}: this rank cannot listen at {address} ({error.strerror})") from error
     listener.setblocking(False)
     endpoint = Endpoint(listener, place, secrets.token_hex(16), admits, facts)
     written = place.with_name(f".{place.name}.{endpoint.token[:8]}")
@@ -73,7 +76,9 @@ def open_endpoint(path: Path, address: str, admits: Callable[[dict[str, Any]], s
             json.dump({"format": "dynmo-endpoint-1", "address": address, "port": listener.getsockname()[1], "token": endpoint.token}, file)
         os.replace(written, place)
     except OSError as error:
-        listener.close()
+        endpoint.close()
+        with contextlib.suppress(OSError):
+            written.unlink()
         raise BadInputError(f"endpoint={place}: it cannot be written ({error.strerror}), wanted a file in a folder that all ranks share") from error
     return endpoint
 

@@ -2,6 +2,8 @@
 """dt.Survivor: when a process of a pipeline ends, the others go on within their processes (docs/decisions/033-survivors-of-a-pipeline.md)."""
 from __future__ import annotations
 
+import os
+import pathlib
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,6 +42,8 @@ class Survivor:
     ) -> None:
         if pipe._joins and endpoint is None:
             raise BadInputError("Survivor: a pipeline with joins=True and no endpoint, wanted endpoint=FILE of the ranks that it joins")
+        if endpoint is not None and pathlib.Path(endpoint).name == "":
+            raise BadInputError(f"endpoint={os.fspath(endpoint)!r}, wanted the path of a file in a folder that all ranks share")
         if every < 0:
             raise BadInputError(f"every={every}, wanted a number of steps, or 0")
         check_seconds("silence_s", silence_s)
@@ -177,7 +181,10 @@ class Survivor:
         recovery = Recovery(lost, tuple(self._members), step, max(0, reached - step), perf_counter() - begin, came)
         self._pipe._log.warning("step %5d  %s", reached, recovery)
         self._record(recovery)
-        self._open_endpoint()
+        try:
+            self._open_endpoint()
+        except BadInputError as error:  # those that train do not need it
+            warnings.warn(f"rank {self._member}: no process can join from here on: {error}")
         if self._told is not None:
             self._told(recovery)
         return True
