@@ -106,6 +106,8 @@ class Log(RankCase):
         (self.folder / "file").write_text("")
         for options, said in (
             ({"log": self.folder / "file" / "log"}, "file/log': Not a directory, wanted a folder to which this user may write"),
+            ({"timeout_s": 0}, "timeout_s=0, wanted 1 to 1000000 seconds"),
+            ({"timeout_s": 1e300}, "timeout_s=1e+300, wanted 1 to 1000000 seconds"),
             ({"log": self.folder, "log_level": "all"}, "log_level='all', wanted debug, info, warning, error"),
             ({"metrics_port": 9100}, "metrics_port=9100 without run, wanted run=FOLDER"),
             ({"peak_flops": 1e12, "run": self.folder / "a"}, "peak_flops=1000000000000.0 without metrics"),

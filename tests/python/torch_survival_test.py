@@ -204,7 +204,9 @@ class Survival(RankCase):
         pipe = dt.Pipeline(optimizer=optimizer, micro_batches=1, **layers)
         for options, line in (
             ({"every": -1}, "every=-1, wanted a number of steps"),
-            ({"silence_s": 0}, "silence_s=0, wanted more than 0"),
+            ({"silence_s": 0.9}, "silence_s=0.9, wanted 1 to 1000000 seconds"),
+            ({"wait_s": float("inf")}, "wait_s=inf, wanted 1 to 1000000 seconds"),
+            ({"wait_s": float("nan")}, "wait_s=nan, wanted 1 to 1000000 seconds"),
             ({"keep": [optimizer]}, "keep: a SGD, wanted objects with load_state_dict"),
         ):
             with self.subTest(line), self.assertRaisesRegex(dynmo.BadInputError, line):

@@ -15,7 +15,6 @@ import threading
 import time
 from typing import Any, Optional
 
-from ..errors import BadInputError
 from .endpoint import ANSWER_S, MAX_ASKED, Endpoint, Entry, Guest
 from .ranks import Ranks
 from .sockets import own_address
@@ -312,8 +311,3 @@ class Lines:
         if self._generation is not None and member in self.members:
             self._alarmed = True
         self.changed.notify_all()
-
-
-def check_seconds(name: str, seconds: float) -> None:
-    if not seconds > 0:
-        raise BadInputError(f"{name}={seconds}, wanted more than 0 seconds")

@@ -33,6 +33,7 @@ TOLD_S = 5  # a rank that cannot go on waits as long until the others have read 
 ABORT_TAG = 1 << 28  # of messages that nobody sends
 STORE_S = 0.5  # to reach a store at the first try, and twice as long at each next one; TCPStore tries twice
 MAX_SAID = 300  # of an exception that is not ours
+MAX_S = 10**6  # clocks of threads, stores and Gloo have limits far above
 
 
 def one_line(error: BaseException) -> str:
@@ -41,6 +42,11 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, BadInputError):
         return said
     return f"{type(error).__name__}: {said[:MAX_SAID]}" if said else type(error).__name__
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    if not 1 <= seconds <= MAX_S:  # beats are sent five times a second
+        raise BadInputError(f"{name}={seconds}, wanted 1 to {MAX_S} seconds")
 
 
 def open_store(address: str, port: int, here: bool, timeout_s: float) -> Any:
@@ -89,6 +95,7 @@ class Ranks:
     _lane = HostLane()
 
     def __init__(self, timeout_s: float) -> None:
+        check_seconds("timeout_s", timeout_s)
         self._group: Optional[dist.ProcessGroup] = None
         self.places: list[tuple[str, int]] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()

@@ -13,9 +13,9 @@ from typing import Any, Optional
 from ..errors import BadInputError, RankLostError
 from . import joining, meeting, start
 from .endpoint import Path, join, open_endpoint
-from .lines import Lines, check_seconds
+from .lines import Lines
 from .pipeline import Pipeline
-from .ranks import STORE_S
+from .ranks import STORE_S, check_seconds
 from .record import Recovery, joined
 from .snapshots import LIVE, Holding, Key, Snapshots, choose, rows_of
 
