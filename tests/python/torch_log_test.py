@@ -102,6 +102,42 @@ class Log(RankCase):
         self.assertEqual(pipe.steps, 1)
         handler._file = -1
 
+    def train(self, pipe, steps=2):
+        for step in range(steps):
+            pipe.step(**torch_cases.batch_of(CASE, step))
+            pipe.optimizer.step()
+            pipe.optimizer.zero_grad()
+
+    def test_files_that_cannot_be_written_at_the_end_are_told(self):
+        run = self.folder / "run"
+        run.mkdir()
+        (run / "load-trace.jsonl").symlink_to("/dev/full")
+        (run / "profile.json").mkdir()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pipe = pipeline(run=run, log=self.folder)
+            self.train(pipe)
+            pipe.close()
+        for name in ("load-trace.jsonl", "profile.json"):
+            said = [str(each.message) for each in caught if name in str(each.message)]
+            self.assertEqual(len(said), 1, name)
+            self.assertRegex(said[0], "training goes on$")
+            self.assertIn(("warning", 0, said[0]), lines_of(self.folder / "rank-0.log"))
+        self.assertEqual(lines_of(self.folder / "rank-0.log")[-1][2], "step     2  closed")
+
+    def test_a_loss_that_is_no_number_is_recorded(self):
+        run = self.folder / "run"
+        pipe = pipeline(run=run)
+        self.train(pipe, 1)
+        with torch.no_grad():
+            next(pipe.module.parameters()).fill_(torch.nan)
+        self.train(pipe, 1)
+        pipe.close()
+        records = [json.loads(line) for line in (run / "records" / "rank-0.jsonl").read_text().splitlines()]
+        self.assertIsNotNone(records[0]["loss"])
+        self.assertIsNone(records[1]["loss"])
+        self.assertIsNone(json.loads((run / "summary.json").read_text())["runs"][0]["loss_last"])
+
     def test_options_that_are_refused(self):
         (self.folder / "file").write_text("")
         for options, said in (

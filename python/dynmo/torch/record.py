@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -89,6 +90,8 @@ class Record:
         `flops_per_token`: products of a forward pass; 0 if they are not known.
         """
         rank, ranks = self._ranks.rank, self._ranks.size
+        if not math.isfinite(facts["loss"]):
+            facts["loss"] = None  # JSON has no other
         if balancer is None:
             facts = {"loss": facts["loss"], "tokens": facts["tokens"], "step_s": None, "busy_s": None, "imbalance": None, "bubble": None}
         else:
@@ -105,7 +108,10 @@ class Record:
         })
         if balancer is not None:
             self._log.load(step, frozen, balancer.decisions)
-        for failure in self._log.failures():
+        self._tell(self._log.failures())
+
+    def _tell(self, failures: Sequence[str]) -> None:
+        for failure in failures:
             self._logger.warning("%s; training goes on", failure)
             warnings.warn(f"{failure}; training goes on", RuntimeWarning)
 
@@ -139,11 +145,18 @@ class Record:
         return self._numbers.get(member, member)
 
     def close(self, step: int, profile: Any) -> None:
-        """Ends the files; the summary and the profile of the leader are written where a step was done."""
+        """Ends the files; the summary and the profile of the leader are written where a step was done. What cannot be written is told."""
         self._log.event("end", step)
         if self._leads and profile is not None and any(facts["step_s"] is not None for facts in self._facts.values()):
-            self._log.finish(self._summary(), profile)
-        self._log.close()
+            self._end(lambda: self._log.finish(self._summary(), profile))
+        self._end(self._log.close)
+        self._tell(self._log.failures())
+
+    def _end(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BadInputError as error:
+            self._tell([str(error)])
 
     def _summary(self) -> dict[str, Any]:
         steps = [self._facts[step] for step in sorted(self._facts)]
