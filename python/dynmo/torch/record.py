@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import warnings
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -18,6 +19,7 @@ from .program import Plan
 from .ranks import Ranks
 
 Path = Union[str, "os.PathLike[str]"]
+KEPT = ("loss", "step_s", "tokens", "bubble", "imbalance", "plan_s", "migrate_s", "predicted_s")  # for the summary: 72 bytes a step
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Recovery:
         )
 
 
+def _measured(value: float) -> Optional[float]:
+    """A number as JSON has it."""
+    return value if math.isfinite(value) else None
+
+
 def joined(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
@@ -77,7 +84,7 @@ class Record:
                            metrics=list(outputs.metrics), metrics_port=outputs.port, peak_flops=outputs.peak_flops)
         self._logger, self._step_flops = logger, 0.0
         self._ranks, self._started, self._replicas = ranks, ranks.world, ranks.replicas
-        self._facts: dict[int, dict[str, Any]] = {}  # by step
+        self._kept = {name: array("d") for name in ("step", *KEPT)}  # by step; NaN where it was not measured
         self._moved = 0
         self._log.start(plan.document(), accumulation)
         self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks.world, "steps": steps, "micro_batches": micro_batches,
@@ -90,8 +97,7 @@ class Record:
         `flops_per_token`: products of a forward pass; 0 if they are not known.
         """
         rank, ranks = self._ranks.rank, self._ranks.size
-        if not math.isfinite(facts["loss"]):
-            facts["loss"] = None  # JSON has no other
+        facts["loss"] = _measured(facts["loss"])
         if balancer is None:
             facts = {"loss": facts["loss"], "tokens": facts["tokens"], "step_s": None, "busy_s": None, "imbalance": None, "bubble": None}
         else:
@@ -101,7 +107,10 @@ class Record:
             self._step_flops = step_flops
             self._log.set_step_flops(step_flops)
         stages = [stage for stage in plan.stages if stage.rank == rank]
-        self._facts[step] = facts
+        self._forget_from(step)
+        for name, values in self._kept.items():
+            value = step if name == "step" else facts.get(name)
+            values.append(math.nan if value is None else value)
         self._log.record({
             "format": "dynmo-step-1", "step": step, "rank": self._number, "generation": plan.generation, **facts,
             "first_layer": stages[0].first if stages else 0, "layers": sum(stage.count for stage in stages), "frozen_layers": frozen,
@@ -127,7 +136,7 @@ class Record:
         step, ranks = recovery.step, sorted(map(self._number_of, recovery.ranks))
         lost = {self._number_of(rank): f"rank {self._number_of(rank)} {why[rank]}" for rank in recovery.lost}
         self._leads = self._number == ranks[0]
-        self._facts = {number: facts for number, facts in self._facts.items() if number < step}
+        self._forget_from(step)
         self._log.go_on(step, self._leads, sorted(lost), len(ranks))
         if not lost:
             before = [number for number in ranks if number not in map(self._number_of, recovery.joined)]
@@ -147,7 +156,7 @@ class Record:
     def close(self, step: int, profile: Any) -> None:
         """Ends the files; the summary and the profile of the leader are written where a step was done. What cannot be written is told."""
         self._log.event("end", step)
-        if self._leads and profile is not None and any(facts["step_s"] is not None for facts in self._facts.values()):
+        if self._leads and profile is not None and not all(map(math.isnan, self._kept["step_s"])):
             self._end(lambda: self._log.finish(self._summary(), profile))
         self._end(self._log.close)
         self._tell(self._log.failures())
@@ -158,21 +167,27 @@ class Record:
         except BadInputError as error:
             self._tell([str(error)])
 
+    def _forget_from(self, step: int) -> None:
+        while self._kept["step"] and self._kept["step"][-1] >= step:
+            for values in self._kept.values():
+                values.pop()
+
     def _summary(self) -> dict[str, Any]:
-        steps = [self._facts[step] for step in sorted(self._facts)]
-        facts = [of_step for of_step in steps if of_step["step_s"] is not None]
+        kept = self._kept
+        steps = len(kept["step"])
+        measured = [number for number in range(steps) if not math.isnan(kept["step_s"][number])]
 
         def mean(name: str) -> float:
-            return float(sum(of_step[name] for of_step in facts)) / len(facts)
+            return sum(kept[name][number] for number in measured) / len(measured)
 
         run = {
             "name": "dynmo.torch", "tokens_per_s": mean("tokens") / mean("step_s"), "step_time_s": mean("step_s"),
-            "loss_first": steps[0]["loss"], "loss_last": steps[-1]["loss"], "loss_digest": "", "bubble": mean("bubble"),
-            "imbalance": mean("imbalance"), "ranks": self._started, "replicas": self._replicas, "steps": len(steps),
-            "seconds": mean("step_s") * len(steps),
+            "loss_first": _measured(kept["loss"][0]), "loss_last": _measured(kept["loss"][-1]), "loss_digest": "",
+            "bubble": mean("bubble"), "imbalance": mean("imbalance"), "ranks": self._started, "replicas": self._replicas, "steps": steps,
+            "seconds": mean("step_s") * steps,
         }
         return {
             "format": "dynmo-summary-1", "runs": [run], "speedup": 1, "best_speedup": None, "layers_moved": self._moved,
             "overhead": {"profile": 0, "plan": mean("plan_s") / mean("step_s"), "migrate": mean("migrate_s") / mean("step_s")},
-            "predicted_step_time_s": facts[-1]["predicted_s"], "measured_step_time_s": mean("step_s"),
+            "predicted_step_time_s": kept["predicted_s"][measured[-1]], "measured_step_time_s": mean("step_s"),
         }
