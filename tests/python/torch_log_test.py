@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import re
+import resource
 import unittest
 import warnings
 
@@ -90,6 +91,21 @@ class Log(RankCase):
         told = [str(each.message) for each in caught if "the log" in str(each.message)]
         self.assertEqual(told, [f"cannot write the log '{self.folder}/rank-0.log': No space left on device; training goes on"])
         self.assertEqual(pipe.steps, 2)
+
+    def test_a_line_that_does_not_fit_leaves_no_part(self):
+        pipe = pipeline(log=self.folder)
+        path = self.folder / "rank-0.log"
+        whole = path.read_bytes()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, before[1]))
+        with self.assertWarnsRegex(RuntimeWarning, "cannot write the log .*: No space left on device; training goes on"):
+            pipe._log.info("a line of more than ten characters")
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.assertEqual(path.read_bytes(), whole)
+        pipe._log.info("a line that fits")
+        self.assertEqual(lines_of(path)[-1][2], "a line that fits")
+        pipe.close()
 
     def test_a_closed_descriptor_stops_nothing(self):
         pipe = pipeline(log=self.folder)

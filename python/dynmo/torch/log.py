@@ -30,7 +30,7 @@ class _Format(logging.Formatter):
 
 
 class _Appending(logging.Handler):
-    """Appends whole lines. A disk that takes none is told once; training goes on."""
+    """Appends whole lines; one that does not fit leaves no part of it. A disk that takes none is told once; training goes on."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -40,7 +40,9 @@ class _Appending(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         line = (self.format(record) + "\n").encode("utf-8", "replace")
         try:
+            size = os.fstat(self._file).st_size
             if os.write(self._file, line) < len(line):
+                os.ftruncate(self._file, size)
                 raise OSError("No space left on device")
         except OSError as error:
             if not self._told:
