@@ -168,6 +168,13 @@ class Joining(RankCase):
         self.assertEqual(ended, [True])
         second.close(True)
 
+    def test_a_process_knows_afterwards_what_the_ranks_know(self):
+        """It has checked no batch itself, and may come to lead, which tells MFU."""
+        known = types.SimpleNamespace(_seed=7, _kinds={"labels": {"a number"}}, _checked_apart=True, _flops_per_token=1e9)
+        new = types.SimpleNamespace()
+        joining.learn(new, joining.facts_of(known))
+        self.assertEqual(new, known)
+
     def test_a_host_without_an_address_says_so(self):
         with unittest.mock.patch.dict(os.environ), unittest.mock.patch("socket.gethostbyname", side_effect=socket.gaierror(-2, "unknown")):
             os.environ.pop("MASTER_ADDR", None)

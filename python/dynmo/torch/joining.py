@@ -32,11 +32,11 @@ def refusal(own: dict[str, Any], asked: dict[str, Any]) -> str:
 
 def facts_of(pipe: Pipeline) -> dict[str, Any]:
     """What a process is told, beside a snapshot."""
-    return {"seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart}
+    return {"seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart, "flops": pipe._flops_per_token}
 
 
 def learn(pipe: Pipeline, facts: dict[str, Any]) -> None:
-    pipe._seed, pipe._kinds, pipe._checked_apart = facts["seed"], facts["kinds"], facts["apart"]
+    pipe._seed, pipe._kinds, pipe._checked_apart, pipe._flops_per_token = (facts[name] for name in ("seed", "kinds", "apart", "flops"))
 
 
 def begin_files(pipe: Pipeline, rows: Sequence[Sequence[int]], member: int) -> None:
