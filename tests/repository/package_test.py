@@ -211,9 +211,9 @@ class Repository(unittest.TestCase):
 
 
 class Refusals(Repository):
-    def refused(self, text):
+    def refused(self, text, *arguments):
         before = self.files()
-        done = self.run_package()
+        done = self.run_package(*arguments)
         self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
         self.assertRegex(done.stderr, r"\Apackage: [^\n]*\n\Z")
         self.assertIn(text, done.stderr)
@@ -284,6 +284,11 @@ class Refusals(Repository):
         (folder / "mine").write_text("mine\n")
         self.refused("holds other files than a release")
 
+    def test_paths_that_are_none(self):
+        self.refused("No such file or directory: 'nowhere'", "--image", "nowhere")
+        (self.root / ".git" / "packages").write_text("dynmo 1.2.3\nlibc6\n")
+        self.refused("'libc6' is no package of an image, wanted lines NAME VERSION", "--image", self.root / ".git" / "packages")
+
 
 @unittest.skipUnless(builder_is_here(), "no Python here has scikit-build-core (scripts/setup python)")
 class Files(Repository):
@@ -292,6 +297,11 @@ class Files(Repository):
         self.assertEqual(done.returncode, 0, done.stderr)
         out = pathlib.Path(arguments[1]) if arguments else self.root / "build" / f"release-{VERSION}"
         return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+    def test_are_refused_where_no_folder_can_be(self):
+        done = self.run_package("--out", self.root / "README.md" / "folder" / "release")
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertRegex(done.stderr, r"\Apackage: [^\n]*Not a directory: [^\n]*\n\Z")
 
     def test_are_the_same_for_one_commit(self):
         first = self.release()
