@@ -161,6 +161,9 @@ class Log(RankCase):
             ({"timeout_s": 0}, "timeout_s=0, wanted 1 to 1000000 seconds"),
             ({"timeout_s": 1e300}, "timeout_s=1e+300, wanted 1 to 1000000 seconds"),
             ({"log": self.folder, "log_level": "all"}, "log_level='all', wanted debug, info, warning, error"),
+            ({"run": ""}, "run='', wanted the path of a folder"),  # it would be the one where the program was started
+            ({"run": "a\0b"}, "run='a\\x00b', wanted the path of a folder"),  # its files would lie in 'a'
+            ({"metrics": "prometheus", "run": self.folder / "d"}, "metrics='prometheus', wanted a list of names: ['prometheus']"),
             ({"metrics_port": 9100}, "metrics_port=9100 without run, wanted run=FOLDER"),
             ({"peak_flops": 1e12, "run": self.folder / "a"}, "peak_flops=1000000000000.0 without metrics"),
             ({"metrics_port": 70000, "run": self.folder / "b"}, "metrics_port=70000, wanted 1 to 65535"),

@@ -106,7 +106,7 @@ class Pipeline:
             "replicas": describe_replicas(replicas), **start.describe_optimizer(optimizer), "run": run is not None,
         },))
         self._ranks.divide(1 if joins else replicas)
-        self._outputs = Outputs(run, tuple(metrics), metrics_port, peak_flops)
+        self._outputs = Outputs(run, metrics, metrics_port, peak_flops)
         if micro_batches < 1 or accumulation < 1:
             raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
         self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))

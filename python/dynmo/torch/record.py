@@ -27,11 +27,16 @@ class Outputs:
     """Where the numbers of a step go beside the records, and what MFU is a share of."""
 
     run: Optional[Path]
-    metrics: tuple[str, ...] = ()
+    metrics: Sequence[str] = ()
     port: int = 0  # of rank 0 on 127.0.0.1; 0: none
     peak_flops: float = 0.0  # FLOP/s of a rank's device; 0: not given
 
     def __post_init__(self) -> None:
+        path = None if self.run is None else os.fspath(self.run)
+        if path is not None and (not isinstance(path, str) or not path or "\0" in path):
+            raise BadInputError(f"run={self.run!r}, wanted the path of a folder")
+        if isinstance(self.metrics, str):
+            raise BadInputError(f"metrics={self.metrics!r}, wanted a list of names: [{self.metrics!r}]")
         given = {"metrics": self.metrics, "metrics_port": self.port, "peak_flops": self.peak_flops}
         for name, value in given.items():
             if value and self.run is None:
