@@ -79,7 +79,7 @@ class Joining(RankCase):
     def open(self):
         """A rank alone that lets processes in."""
         ranks = types.SimpleNamespace(
-            number=0, world=1, gather=lambda value: [value], attempt=lambda what, call: call()[0], abort=lambda: None
+            number=0, world=1, members=[0], highest=0, gather=lambda value: [value], attempt=lambda what, call: call()[0], abort=lambda: None
         )
         found = lines.Lines(ranks, 60)
         found.open(endpoint.open_endpoint(self.folder / "endpoint", found.address, lambda asked: joining.refusal({"steps": 8}, asked), {"rows": [[0]]}))

@@ -122,7 +122,7 @@ def train(case, folder, rank, joins=False):
         optimizer.zero_grad()
         pipe.load(case["resume"])
         scheduler.last_epoch = pipe.steps
-    losses = survivor.train(train_step, case["steps"])
+    losses = [loss for steps in (*case.get("calls", ()), case["steps"]) for loss in survivor.train(train_step, steps)]
     pipe.close()
     print(f"step {case['steps']} {time.monotonic()}", flush=True)
     return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut}

@@ -103,6 +103,17 @@ class Survival(RankCase):
                 summary = json.loads((pathlib.Path(case["run"]) / "summary.json").read_text(encoding="utf-8"))
                 self.assertEqual(summary["runs"][0]["steps"], case["steps"])
 
+    def test_training_in_two_calls_keeps_the_numbers(self):
+        """Ranks have other numbers in torch.distributed after a loss, and files go by those at the start."""
+        case = {**BASE, "name": "two calls", "plain": True, "every": 1, "calls": [4], "kills": [[0, 2, "step"], [1, 6, "step"]],
+                "run": str(self.folder / "two calls" / "run")}
+        codes, = run(self.folder, [case])
+        self.assertEqual(codes[:3], [-signal.SIGKILL, -signal.SIGKILL, 0], self.said(case))
+        wanted = torch.load(self.folder / case["name"] / "plain.pt")
+        self.assert_same(wanted, [self.result(case, 2)])
+        self.check_records(case, [0, 1], [2], wanted["losses"][1::2])
+        self.check_events(case, [0, 1], [2])
+
     def check_records(self, case, victims, left, wanted):
         for rank in range(case["ranks"]):
             path = pathlib.Path(case["run"]) / "records" / f"rank-{rank}.jsonl"

@@ -30,7 +30,7 @@ class Lines:
     """Opened by all ranks together, or with the `entry` of a process that joins. Every method may be called by any thread."""
 
     def __init__(self, ranks: Ranks, silence_s: float, entry: Optional[Entry] = None) -> None:
-        self.member, self.members = (ranks.number, list(range(ranks.world))) if entry is None else (entry.member, [])
+        self.member, self.members = (ranks.members[ranks.number], list(ranks.members)) if entry is None else (entry.member, [])
         self.address = own_address() if entry is None else entry.address
         self.newcomers: dict[int, bool] = {}  # no members yet; whether they have a line to each member
         self.changed = threading.Condition(threading.RLock())
@@ -43,7 +43,6 @@ class Lines:
         self._generation: Optional[int] = 0 if entry is None else None  # of the group in force; None while there is none
         self._endpoint: Optional[Endpoint] = None
         self._queue: list[tuple[Guest, dict[str, Any]]] = []  # processes that wait until another is a member
-        self._highest = self.member  # number of a member so far
         self._alarmed = self._closing = False
         self._lines: dict[int, socket.socket] = {}
         self._heard: dict[int, float] = {}
@@ -53,7 +52,7 @@ class Lines:
             self._connect()
         for member, line in (entry.lines if entry is not None else {}).items():
             self._add(member, line)
-        self._highest = max([self.member, *self._lines])
+        ranks.highest = max([ranks.highest, self.member, *self._lines])
         self._ticked = self._beaten = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="dynmo lines", daemon=True)
         self._thread.start()
@@ -72,7 +71,7 @@ class Lines:
         """Watches a group. If a member is lost or leaves, its connections are ended, so that no rank waits on."""
         with self.changed:
             self._generation, self.members = generation, members
-            self._highest = max(self._highest, *members)
+            self._ranks.highest = max(self._ranks.highest, *members)
             for member in members:
                 self.newcomers.pop(member, None)
             self._alarmed = any(member in self.lost or self.ready.get(member, -1) >= generation for member in members)
@@ -145,7 +144,7 @@ class Lines:
     def _meet(self, listener: socket.socket, told: list[Any], token: bytes) -> dict[str, Any]:
         """Connects to the members before this one, and waits for the others; ranks have nothing to compare then."""
         deadline = time.monotonic() + CONNECT_S
-        for member, (address, port, key) in enumerate(told[: self.member]):
+        for member, (address, port, key) in zip(self.members[: self._ranks.number], told):
             line = socket.create_connection((address, port), CONNECT_S)
             line.sendall(key.encode() + b"%8d" % self.member)
             self._add(member, line)
@@ -251,7 +250,7 @@ class Lines:
                 guest.line.sendall(json.dumps({"refused": refused}).encode() + b"\n")
                 guest.line.close()
                 return
-            number = self._highest = self._highest + 1
+            number = self._ranks.highest = self._ranks.highest + 1
             others = [member for member in self.alive if member != self.member]
             answer = {"member": number, "leader": self.member, "others": others, "facts": self._endpoint.facts}
             guest.line.sendall(json.dumps(answer).encode() + b"\n")
@@ -272,7 +271,7 @@ class Lines:
                 old.close()
             self.lost.pop(number, None)
             self.newcomers[number] = False
-            self._highest = max(self._highest, number)
+            self._ranks.highest = max(self._ranks.highest, number)
             self._add(number, line)
 
     def _take(self, member: int, facts: dict[str, Any]) -> None:

@@ -118,6 +118,9 @@ class Ranks:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
             self.places = self.gather((socket.gethostname(), os.getpid()))
         self._lay_out([list(range(self.world))])
+        self.members = list(range(self.world))  # what each of these ranks was at the start
+        self.highest = self.world - 1  # number of a member so far
+        self.first_layout = self.layout  # at the start, of members
 
     def divide(self, replicas: Replicas) -> None:
         """Makes replicas of these ranks, before the first message; called with the same value by all."""
@@ -132,6 +135,7 @@ class Ranks:
                 f"replicas: a mesh of {rows}, wanted two dimensions, replicas and the ranks of one, over all {self.world} ranks"
             )
         self._lay_out(rows)
+        self.first_layout = self.layout
 
     def _lay_out(self, rows: list[list[int]]) -> None:
         """Rows of numbers, by replica and position. Ranks behind the end of the shortest row are spare: they hold no layers."""

@@ -53,7 +53,7 @@ class Survivor:
                 raise BadInputError(f"keep: a {type(kept).__name__}, wanted objects with load_state_dict() other than the optimizer")
         self._pipe, self._silence_s, self._wait_s, self._told = pipe, silence_s, wait_s, told
         self._snapshots = Snapshots(pipe._split, pipe._ranks, pipe._mover, pipe.optimizer, keep, every, lambda: pipe._updates.begun)
-        self._rows = pipe._ranks.layout  # members of each replica at the start
+        self._rows = pipe._ranks.first_layout  # members of each replica at the start
         self._keep, self._endpoint = keep, endpoint
         self._joins = False  # this process has nothing yet of what the others have
         self._entered = True  # a group of the others
@@ -110,9 +110,10 @@ class Survivor:
         if self._joins:
             assert self._endpoint is not None
             entry = join(self._endpoint, joining.settings_of(self._pipe, self._keep), self._wait_s)
-            self._rows, self._members, self._generation = entry.facts["rows"], sorted(entry.lines), -1
+            ranks.first_layout = self._rows = entry.facts["rows"]
+            self._members, self._generation = sorted(entry.lines), -1
             return Lines(ranks, self._silence_s, entry)
-        self._rows, self._members, self._generation = ranks.layout, list(range(ranks.world)), 0
+        self._rows, self._members, self._generation = ranks.first_layout, list(ranks.members), 0
         return Lines(ranks, self._silence_s) if ranks.world > 1 or self._endpoint is not None else None
 
     def _open_endpoint(self) -> None:
@@ -220,6 +221,7 @@ class Survivor:
         if rows is None:
             return f"lost ranks: {joined(tuple(sorted(lines.lost)))}; {len(found.members)} are left for {len(self._rows)} replicas"
         pipe._ranks.reform(found.members.index(lines.member), rows, found.address, found.port, f"dynmo/{found.generation}", self._wait_s, store_s)
+        pipe._ranks.members = list(found.members)
         told = pipe._ranks.gather(None if self._joins else self._snapshots.holdings())
         chosen = choose(told, len(pipe.layers))
         if chosen is None:
