@@ -54,7 +54,10 @@ std::string read(const toml::node& node, std::optional<bool>* field) {
 }
 std::string read(const toml::node& node, std::string* field) {
   if (!node.is_string()) return "a string";
-  *field = node.as_string()->get();
+  const std::string& text = node.as_string()->get();
+  // A path would end there.
+  if (text.find('\0') != std::string::npos) return "a string without the character \\u0000";
+  *field = text;
   return "";
 }
 std::string read(const toml::node& node, std::vector<std::int64_t>* field) {
@@ -72,7 +75,8 @@ std::string read(const toml::node& node, std::vector<std::string>* field) {
   if (!node.is_array()) return "an array of strings";
   std::vector<std::string> values;
   for (const toml::node& element : *node.as_array()) {
-    if (!read(element, &values.emplace_back()).empty()) return "an array of strings";
+    if (!element.is_string()) return "an array of strings";
+    if (std::string wanted = read(element, &values.emplace_back()); !wanted.empty()) return wanted;
   }
   *field = std::move(values);
   return "";

@@ -109,6 +109,8 @@ TEST(Toml, WrongUnitsAndTypesNameLineKeyAndWhatWasWanted) {
   EXPECT_EQ(error_of("[two]\nbandwidth = \"400Gb/s\"\n"),
             "x.toml:2: two.bandwidth is '400Gb/s', wanted a bandwidth, such as \"50GB/s\" "
             "(bytes, not bits), or inf");
+  EXPECT_EQ(error_of("[two]\nname = \"a\\u0000b\"\n"),
+            "x.toml:2: two.name is \"a\\u0000b\", wanted a string without the character \\u0000");
   EXPECT_EQ(error_of("[one]\ncount = 3000000000\n"),
             "x.toml:2: one.count is 3000000000, wanted a whole number of at most 2147483647");
   EXPECT_EQ(error_of("[item]\nstep = 1\n"),
