@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/data/text_stream.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 namespace dynmo::data {
@@ -10,13 +14,20 @@ namespace {
 constexpr std::size_t kStreamBuffer = std::size_t{64} << 10;
 static_assert(kStreamBuffer >= kCompressionBegin);
 
+// (The standard library does not promise to set errno.)
+Error unreadable(const std::filesystem::path& path) {
+  return make_error(ErrorCode::kBadInput, "cannot read '{}'{}", path.string(),
+                    errno == 0 ? "" : fmt::format(": {}", std::strerror(errno)));
+}
+
 }  // namespace
 
 Expected<TextStream> TextStream::open(const std::filesystem::path& path) {
   TextStream stream;
   stream.path_ = path;
+  errno = 0;
   stream.file_.open(path, std::ios::binary);
-  if (!stream.file_) return make_error(ErrorCode::kBadInput, "cannot read '{}'", path.string());
+  if (!stream.file_) return unreadable(path);
   stream.buffer_.resize(kStreamBuffer);
   DYNMO_TRY(stream.refill());
   stream.compression_ = compression_of(stream.unread_);
@@ -25,8 +36,9 @@ Expected<TextStream> TextStream::open(const std::filesystem::path& path) {
 }
 
 Expected<void> TextStream::refill() {
+  errno = 0;
   file_.read(buffer_.data(), std::ssize(buffer_));
-  if (file_.bad()) return make_error(ErrorCode::kBadInput, "cannot read '{}'", path_.string());
+  if (file_.bad()) return unreadable(path_);
   unread_ = std::string_view(buffer_).substr(0, static_cast<std::size_t>(file_.gcount()));
   consumed_ += file_.gcount();
   ended_ = unread_.empty();

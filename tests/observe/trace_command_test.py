@@ -120,7 +120,8 @@ class TraceImport(unittest.TestCase):
 
     def test_bad_input_is_one_line_and_leaves_no_file(self):
         for arguments, said in [
-            ((self.out.with_name("no.json"), "--out", self.out), "no.json"),
+            ((self.out.with_name("no.json"), "--out", self.out), "no.json': No such file or directory"),
+            ((self.out.parent, "--out", self.out), "': Is a directory"),
             ((__file__, "--out", self.out), "wanted JSON"),
             ((TRACE, "--out", self.out, "--boundary-bytes", -1), "--boundary-bytes is -1"),
             ((TRACE,), "--out is required"),

@@ -298,10 +298,10 @@ TEST(TraceImport, FaultsSayWhatToChange) {
   Json broken = range("a.forward", 0, 1);
   broken["dur"] = "1 ms";
   EXPECT_EQ(message({operation(1, 0, 1), broken}),
-            "t.json: /traceEvents/1/dur is \"1 ms\", wanted microseconds, 0 or more");
+            "t.json: /traceEvents/1/dur is \"1 ms\", wanted microseconds, 0 to 1e+18");
   broken.erase("ts");
   EXPECT_EQ(message({broken}),
-            "t.json: /traceEvents/0/ts is missing, wanted microseconds, 0 or more");
+            "t.json: /traceEvents/0/ts is missing, wanted microseconds, 0 to 1e+18");
 }
 
 }  // namespace

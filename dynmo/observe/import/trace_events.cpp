@@ -140,10 +140,11 @@ class Collector {
   Expected<double> microseconds(int field) {
     const Value& read = value(field);
     const bool is_number = read.kind == Value::kNumber || read.kind == Value::kInteger;
-    if (is_number && read.number >= 0 && read.number <= 1e18) return read.number;
+    constexpr double kMaxMicroseconds = 1e18;
+    if (is_number && read.number >= 0 && read.number <= kMaxMicroseconds) return read.number;
     return make_error(ErrorCode::kBadInput,
-                      "{}: /traceEvents/{}/{} is {}, wanted microseconds, 0 or more", origin_,
-                      index_, kKeys[static_cast<std::size_t>(field)], printed(read));
+                      "{}: /traceEvents/{}/{} is {}, wanted microseconds, 0 to {}", origin_, index_,
+                      kKeys[static_cast<std::size_t>(field)], printed(read), kMaxMicroseconds);
   }
 
   static std::string printed(const Value& value) {
