@@ -165,9 +165,11 @@ Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
     question.size_key = "batch.micro_batch_size =";
   }
   if (flags.head_slices) shape.head_slices = *flags.head_slices;
-  return plan::set_shape(question, shape, device,
-                         {.tensor = flags.tensor_parallel.value_or(1),
-                          .optimizer_shards = flags.optimizer_shards.value_or(1)});
+  DYNMO_TRY(plan::set_shape(question, shape, device,
+                            {.tensor = flags.tensor_parallel.value_or(1),
+                             .optimizer_shards = flags.optimizer_shards.value_or(1)}));
+  if (flags.config) question.room_keys.clear();  // a training has neither
+  return {};
 }
 
 // The memory of each of --ranks, where it was given.

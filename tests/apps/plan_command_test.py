@@ -386,6 +386,12 @@ class Models(Case):
                                    "intermediate_size": 28672})
         words = ["--model", "config.json", "--device", "h100", "--sequence", 4096, "--ranks", 4, "--evaluations", 20]
         self.assert_error(self.run_plan(*words), 3, "the layers' states alone take", "such ranks; --tensor-parallel makes a rank of several devices")
+        one = self.run_plan(*words[:3], "cpu", *words[4:], "--memory", "1GiB")
+        self.assert_error(one, 3, "such ranks; --optimizer-shards divides the optimizer's state among replicas")
+        self.write("run.toml", self.CONFIG)
+        training = self.run_plan("--config", "run.toml", "--device", "h100", "--ranks", 2, "--memory", "1MiB")
+        self.assert_error(training, 3, "the layers' states alone take")
+        self.assertNotIn("--tensor-parallel", training.stderr)  # which --config refuses
         self.plan(*words, "--memory", "10TiB")
         divided = self.plan(*words, "--tensor-parallel", 8, "--optimizer-shards", 2)
         self.assertIn("a rank is 8 devices", divided["costs"])

@@ -185,11 +185,7 @@ std::string what_is_lacking(const Question& question) {
   if (ranks <= question.cluster.size()) return text;
   text += fmt::format("; the layers' states alone take {}, the memory of {:.0f} such ranks",
                       format_bytes(states), ranks);
-  if (question.parallelism.tensor == 1 && question.parallelism.optimizer_shards == 1) {
-    text +=
-        "; --tensor-parallel makes a rank of several devices, and --optimizer-shards divides "
-        "the optimizer's state among replicas";
-  }
+  if (!question.room_keys.empty()) text += "; " + question.room_keys;
   return text;
 }
 
@@ -206,7 +202,8 @@ TrafficRows traffic_of(const Question& question, const Answer& answer) {
 
 // The values between two half blocks for one micro-batch.
 double hidden_bytes(const cost::TransformerShape& shape, const cost::Device& device) {
-  return static_cast<double>(shape.tokens() * shape.hidden) * device.bytes_per_element;
+  return static_cast<double>(shape.tokens()) * static_cast<double>(shape.hidden) *
+         device.bytes_per_element;
 }
 
 Expected<void> check_heads(const cost::TransformerShape& shape,
@@ -228,6 +225,12 @@ void set_origin(Question& question, double tokens, const cost::Device& device,
       "by formulas, not measured: {} at {:.3g} of the speed of its kernels "
       "(docs/costs.md)",
       device.name, device.utilization);
+  if (parallelism.tensor == 1 && parallelism.optimizer_shards == 1) {
+    question.room_keys = fmt::format(
+        "{}--optimizer-shards divides the optimizer's state among replicas",
+        device.devices_per_node > 1 ? "--tensor-parallel makes a rank of several devices, and "
+                                    : "");
+  }
   if (parallelism.tensor > 1) {
     question.costs += fmt::format("; a rank is {} devices, bytes are of one", parallelism.tensor);
   }

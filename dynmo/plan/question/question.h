@@ -57,6 +57,7 @@ struct Question {
   std::int64_t micro_batch_size = 1;            // sequences
   std::string size_key = "--micro-batch-size";  // that sets it
   std::string ranks_key = "--ranks";            // that sets their number
+  std::string room_keys;                        // that make layers smaller; empty: none
   std::optional<EmitForm> form;                 // only plans that it can express
   bool whole_blocks = false;                    // set_granularity() has joined the layers
   // Costs with the slices of the head if blocks are joined, for the cost of joining the slices.
