@@ -81,7 +81,8 @@ class Joining(RankCase):
         ranks = types.SimpleNamespace(
             number=0, world=1, members=[0], highest=0, gather=lambda value: [value], attempt=lambda what, call: call()[0], abort=lambda: None
         )
-        found = lines.Lines(ranks, 60)
+        with unittest.mock.patch.dict(os.environ, MASTER_ADDR="127.0.0.1"):  # a host may have no name
+            found = lines.Lines(ranks, 60)
         found.open(endpoint.open_endpoint(self.folder / "endpoint", found.address, lambda asked: joining.refusal({"steps": 8}, asked), {"rows": [[0]]}))
         self.addCleanup(found.close, True)
         return found
