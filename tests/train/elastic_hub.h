@@ -128,7 +128,7 @@ class HubGroups final : public elastic::Groups {
   HubGroups(Hub& hub, elastic::Member self) : hub_(hub), self_(std::move(self)) {}
 
   // Before the member's thread begins.
-  void watch(Spy spy) { spy_ = std::move(spy); }
+  void tell(Spy spy) { spy_ = std::move(spy); }
   // This member was given its place in a group that others have formed, or that is the first.
   // `numbers` of its ranks; none: the ranks.
   Expected<void> enter(Generation generation, int size, WorldRank rank, Origin origin,

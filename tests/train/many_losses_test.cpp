@@ -55,7 +55,7 @@ class Hunter {
   void watch(HubGroups& groups) {
     const int number = static_cast<int>(groups.self().id.value) - 1;
     ++started_;
-    groups.watch({.at = [this, number, &groups](Moment moment) {
+    groups.tell({.at = [this, number, &groups](Moment moment) {
       if (moment != Moment::kAsks) return;
       {
         const std::lock_guard lock(mutex_);

@@ -124,7 +124,7 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
   ElasticCase what{.options = options, .ranks = scenario.ranks};
   what.watch = [&](HubGroups& groups) {
     ranks.push_back(&groups);
-    groups.watch(watchers
+    groups.tell(watchers
                      .emplace_back(groups, cells,
                                    std::filesystem::path(options.config.run.directory) / "job.json")
                      .spy());
@@ -399,7 +399,7 @@ TEST(SurvivalOfAStep, AStepThatIsLostThreeTimesEndsTheRun) {
   std::list<Watcher> watchers;
   ElasticCase what{.options = options, .ranks = scenario.ranks};
   what.watch = [&](HubGroups& groups) {
-    groups.watch(watchers.emplace_back(groups, std::vector<Cell>{}, folder.path() / "job").spy());
+    groups.tell(watchers.emplace_back(groups, std::vector<Cell>{}, folder.path() / "job").spy());
   };
   ElasticRun run(what);
   EXPECT_TRUE(run.run());
