@@ -125,9 +125,9 @@ Outcome run_with(const Scenario& scenario, const TrainOptions& options,
   what.watch = [&](HubGroups& groups) {
     ranks.push_back(&groups);
     groups.tell(watchers
-                     .emplace_back(groups, cells,
-                                   std::filesystem::path(options.config.run.directory) / "job.json")
-                     .spy());
+                    .emplace_back(groups, cells,
+                                  std::filesystem::path(options.config.run.directory) / "job.json")
+                    .spy());
   };
   what.between = [&](std::int64_t steps, ElasticRun& run) {
     if (done || scenario.at == 0 || steps < scenario.at) return;
