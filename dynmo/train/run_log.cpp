@@ -150,7 +150,7 @@ Expected<void> RunLog::take_over_events() {
                observe::EventLog::open(folder_.events(), observe::EventLog::Start::kAppend));
   for (const Noted& each : std::exchange(noted_, {})) {
     if (!known.contains(key_of(each.kind, each.step, each.more))) {
-      event(each.kind, each.step, each.more);
+      write_event(each.kind, each.step, each.more);
     }
   }
   return written ? Expected<void>() : Expected<void>(written.error());
@@ -170,6 +170,10 @@ void RunLog::event(std::string_view kind, std::int64_t step, const Json& more) {
     noted_.push_back({std::string(kind), step, more});
     return;
   }
+  write_event(kind, step, more);
+}
+
+void RunLog::write_event(std::string_view kind, std::int64_t step, const Json& more) {
   events_->add(kind, step, more);
   if (files_.metrics) files_.metrics->event(kind, step, more);
   fold(kind, step, more);

@@ -124,6 +124,8 @@ class RunLog {
   // Returns a line for the user, or "".
   [[nodiscard]] std::string write_load(const runtime::StepReport& report,
                                        const runtime::Pipeline& pipeline);
+  // Requires `events_`.
+  void write_event(std::string_view kind, std::int64_t step, const Json& more);
   void fold(std::string_view kind, std::int64_t step, const Json& more);
 
   struct Settings {
