@@ -14,9 +14,11 @@ Expected<AppendFile> AppendFile::open(const std::filesystem::path& path, Start s
                                       std::string_view what) {
   const int flags =
       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (start == Start::kEmpty ? O_TRUNC : 0);
-  UniqueFd file(::open(path.c_str(), flags, 0666));
+  // Opening a pipe would wait for a reader, which may never come.
+  UniqueFd file(::open(path.c_str(), flags | O_NONBLOCK, 0666));
   struct stat status {};
-  const bool opened = file && ::fstat(file.get(), &status) == 0;
+  const bool opened = file && ::fcntl(file.get(), F_SETFL, flags & O_APPEND) == 0 &&
+                      ::fstat(file.get(), &status) == 0;
   AppendFile made(path, what, std::move(file), status.st_size);
   if (!opened) return made.error("open");
   return made;

@@ -156,8 +156,11 @@ class Log(RankCase):
 
     def test_options_that_are_refused(self):
         (self.folder / "file").write_text("")
+        (self.folder / "pipe").mkdir()
+        os.mkfifo(self.folder / "pipe" / "rank-0.log")
         for options, said in (
             ({"log": self.folder / "file" / "log"}, "file/log': Not a directory, wanted a folder to which this user may write"),
+            ({"log": self.folder / "pipe"}, "pipe': No such device or address, wanted a folder to which this user may write"),
             ({"timeout_s": 0}, "timeout_s=0, wanted 1 to 1000000 seconds"),
             ({"timeout_s": 1e300}, "timeout_s=1e+300, wanted 1 to 1000000 seconds"),
             ({"log": self.folder, "log_level": "all"}, "log_level='all', wanted debug, info, warning, error"),

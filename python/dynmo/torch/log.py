@@ -35,7 +35,9 @@ class _Appending(logging.Handler):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path, self._told = path, False
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        # Opening a pipe would wait for a reader, which may never come.
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        os.set_blocking(self._file, True)
 
     def emit(self, record: logging.LogRecord) -> None:
         line = (self.format(record) + "\n").encode("utf-8", "replace")
