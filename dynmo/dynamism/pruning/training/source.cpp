@@ -10,7 +10,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"
-#include "dynmo/dynamism/pruning/training/initial_std_impl.h"
+#include "dynmo/dynamism/pruning/training/events_impl.h"
 #include "dynmo/dynamism/training/sources.h"
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/sparse_break_even.h"
@@ -24,17 +24,9 @@ struct Own : OwnMatrix {
   at::Tensor kept;  // values, in host memory
 };
 
-// The result of an event is a function of the step, the weights and the sums over the ranks. The
-// masks are in the layers' states.
-class PruningSource final : public Source {
+class WeightPruning final : public PruningEvents {
  public:
-  explicit PruningSource(const PruningOptions& options)
-      : options_(options), initial_std_(options.magnitude) {
-    const auto valid = dynamism::check(options);
-    DYNMO_CHECK(valid.has_value(), "valid options: {}", valid.error().message);
-  }
-
-  std::string_view name() const override { return "pruning"; }
+  using PruningEvents::PruningEvents;
 
   Expected<void> check(const Setting& setting) const override {
     for (const auto& layer : setting.model) {
@@ -60,27 +52,20 @@ class PruningSource final : public Source {
              .why = "measured: from this sparsity on compressed products take no longer"}};
   }
 
-  Json figures() const override {
-    Json figures = {{"sparsity", sparsity_at(options_, step_)}};
-    if (!masks_.empty()) figures["masks"] = masks_;
-    return figures;
-  }
+ private:
+  struct Pool {
+    std::vector<std::int64_t> index;  // by number of the matrix
+    std::int64_t matrices = 0;
+    std::int64_t weights = 0;
+  };
 
-  std::string progress() const override {
-    return fmt::format("pruned {:.1f} %", 100 * sparsity_at(options_, step_));
-  }
-
-  Expected<Change> before_step(const Boundary& boundary) override {
-    step_ = boundary.step;
-    masks_.clear();
-    DYNMO_TRY(initial_std_.measure_if_imported(boundary));
-    if (!is_pruning_event(options_, boundary.step)) return Change{};
+  Expected<Masks> prune(const Boundary& boundary) override {
     std::vector<Own> own;
     for (const OwnMatrix& matrix : own_matrices(boundary, OwnLayers::kTrained)) {
       own.push_back({matrix, weights_on_host(matrix)});
     }
     DYNMO_ASSIGN(const Pool pool, pool_of(own, boundary));
-    if (pool.matrices == 0) return Change{};  // all are frozen
+    if (pool.matrices == 0) return Masks();
     std::vector<PoolMatrix> matrices;
     for (const Own& matrix : own) {
       DYNMO_ASSIGN(const float std, initial_std_.of(matrix.number, matrix.spec));
@@ -94,23 +79,11 @@ class PruningSource final : public Source {
                  keep_largest(event_at(options_, boundary.step, pool.matrices, pool.weights),
                               matrices, boundary.sum));
     for (std::size_t i = 0; i < own.size(); ++i) {
-      prune(own[i], selection.stay[i], *boundary.model[own[i].layer->id.index()]);
+      prune_matrix(own[i], selection.stay[i], *boundary.model[own[i].layer->id.index()]);
     }
     for (auto& [id, state] : boundary.states) model::derive(*boundary.model[id.index()], state);
-    DYNMO_ASSIGN(const Digest digest, digest_of_masks(masks_of(own, pool), boundary.sum));
-    masks_ = digest.hex();
-    return Change{.sizes = true};
+    return Masks(masks_of(own, pool));
   }
-
-  Json state() const override { return initial_std_.state(); }
-  Expected<void> restore(const Json& state) override { return initial_std_.restore(state); }
-
- private:
-  struct Pool {
-    std::vector<std::int64_t> index;  // by number of the matrix
-    std::int64_t matrices = 0;
-    std::int64_t weights = 0;
-  };
 
   // The pool holds the layers of all ranks but the frozen ones.
   static Expected<Pool> pool_of(const std::vector<Own>& own, const Boundary& boundary) {
@@ -145,7 +118,8 @@ class PruningSource final : public Source {
 
   // Compressed on the CPU where the layer computes in fp32 and the matrix has lost enough; for
   // good, as it only loses more.
-  void prune(const Own& own, std::span<const std::int32_t> stay, const model::Layer& layer) const {
+  void prune_matrix(const Own& own, std::span<const std::int32_t> stay,
+                    const model::Layer& layer) const {
     model::Parameter& parameter = own.layer->parameters[own.parameter];
     const double sparsity =
         1 - static_cast<double>(stay.size()) / static_cast<double>(own.weights());
@@ -156,17 +130,12 @@ class PruningSource final : public Source {
     model::prune(parameter, own.spec, stay,
                  compressed ? model::MatrixFormat::kCompressed : model::MatrixFormat::kMasked);
   }
-
-  PruningOptions options_;
-  InitialStd initial_std_;
-  std::int64_t step_ = 0;  // the newest asked for
-  std::string masks_;      // digest of all that train, where it was one of an event
 };
 
 }  // namespace
 
 std::unique_ptr<Source> make_weight_pruning(const PruningOptions& options) {
-  return std::make_unique<PruningSource>(options);
+  return std::make_unique<WeightPruning>(options);
 }
 
 std::unique_ptr<Source> pruning_in_training(const SourceOptions& options, std::int64_t) {

@@ -4,8 +4,6 @@
 // because the size of a hidden unit cannot be compared with that of a group.
 #include "dynmo/model/units.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -17,11 +15,9 @@
 #include <vector>
 
 #include "dynmo/core/bit_mask.h"
-#include "dynmo/core/check.h"
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/pruning/select.h"
-#include "dynmo/dynamism/pruning/training/initial_std_impl.h"
-#include "dynmo/dynamism/training/sources.h"
+#include "dynmo/dynamism/pruning/training/events_impl.h"
 
 namespace dynmo::dynamism {
 namespace {
@@ -68,15 +64,9 @@ std::vector<std::int32_t> rounded_up(std::vector<std::int32_t> stay, std::span<c
   return stay;
 }
 
-class UnitPruningSource final : public Source {
+class UnitPruning final : public PruningEvents {
  public:
-  explicit UnitPruningSource(const PruningOptions& options)
-      : options_(options), initial_std_(options.magnitude) {
-    const auto valid = dynamism::check(options);
-    DYNMO_CHECK(valid.has_value(), "valid options: {}", valid.error().message);
-  }
-
-  std::string_view name() const override { return "pruning"; }
+  using PruningEvents::PruningEvents;
 
   Expected<void> check(const Setting& setting) const override {
     for (const auto& layer : setting.model) {
@@ -87,39 +77,14 @@ class UnitPruningSource final : public Source {
                       "removed");
   }
 
-  Json figures() const override {
-    Json figures = {{"sparsity", sparsity_at(options_, step_)}};
-    if (!left_.is_null()) figures.update(left_);
-    if (!masks_.empty()) figures["masks"] = masks_;
-    return figures;
-  }
-
-  std::string progress() const override {
-    return fmt::format("pruned {:.1f} %", 100 * sparsity_at(options_, step_));
-  }
-
-  Expected<Change> before_step(const Boundary& boundary) override {
-    step_ = boundary.step;
-    masks_.clear();
-    DYNMO_TRY(initial_std_.measure_if_imported(boundary));
-    if (!is_pruning_event(options_, boundary.step)) return Change{};
-    DYNMO_ASSIGN(std::vector<OwnSet> own, own_sets(boundary));
-    DYNMO_ASSIGN(const UnitPools pools, pools_of(own, boundary));
-    if (pools.units[0] + pools.units[1] == 0) return Change{};  // all are frozen
-    for (const UnitKind kind : kUnitKinds) DYNMO_TRY(prune_pool(kind, own, pools, boundary));
-    for (auto& [id, state] : boundary.states) model::derive(*boundary.model[id.index()], state);
-    DYNMO_TRY(count_left(own, pools, boundary));
-    return Change{.sizes = true};
-  }
-
   Json state() const override {
-    Json state = initial_std_.state();
+    Json state = PruningEvents::state();
     if (!left_.is_null()) state["left"] = left_;
     return state;
   }
 
   Expected<void> restore(const Json& state) override {
-    if (state.contains("initial_std")) DYNMO_TRY(initial_std_.restore(state));
+    if (state.contains("initial_std")) DYNMO_TRY(PruningEvents::restore(state));
     const auto left = state.find("left");
     if (left == state.end()) return {};
     if (!left->is_object()) {
@@ -133,6 +98,15 @@ class UnitPruningSource final : public Source {
   }
 
  private:
+  Expected<Masks> prune(const Boundary& boundary) override {
+    DYNMO_ASSIGN(std::vector<OwnSet> own, own_sets(boundary));
+    DYNMO_ASSIGN(const UnitPools pools, pools_of(own, boundary));
+    if (pools.units[0] + pools.units[1] == 0) return Masks();
+    for (const UnitKind kind : kUnitKinds) DYNMO_TRY(prune_pool(kind, own, pools, boundary));
+    for (auto& [id, state] : boundary.states) model::derive(*boundary.model[id.index()], state);
+    return count_left(own, pools, boundary);
+  }
+
   // With the sizes of their units.
   [[nodiscard]] Expected<std::vector<OwnSet>> own_sets(const Boundary& boundary) const {
     std::vector<OwnSet> own;
@@ -210,9 +184,9 @@ class UnitPruningSource final : public Source {
     return {};
   }
 
-  // Counts what is left on all ranks, and makes a digest of which units they are.
-  Expected<void> count_left(const std::vector<OwnSet>& own, const UnitPools& pools,
-                            const Boundary& boundary) {
+  // Counts the units that are left on all ranks, and returns those of this rank.
+  Expected<Masks> count_left(const std::vector<OwnSet>& own, const UnitPools& pools,
+                             const Boundary& boundary) {
     std::vector<std::int64_t> counts(kUnitKinds.size());
     std::vector<MatrixMask> masks;
     for (const OwnSet& one : own) {
@@ -230,22 +204,14 @@ class UnitPruningSource final : public Source {
     for (std::size_t k = 0; k < names.size(); ++k) {
       if (pools.units[k] > 0) left_[names[k]] = {{"left", counts[k]}, {"of", pools.units[k]}};
     }
-    DYNMO_ASSIGN(const Digest digest, digest_of_masks(masks, boundary.sum));
-    masks_ = digest.hex();
-    return {};
+    return Masks(std::move(masks));
   }
-
-  PruningOptions options_;
-  InitialStd initial_std_;
-  std::int64_t step_ = 0;  // the newest asked for
-  Json left_ = nullptr;    // units after the newest event, by kind; null before the first
-  std::string masks_;      // digest of the units left, after an event
 };
 
 }  // namespace
 
 std::unique_ptr<Source> make_unit_pruning(const PruningOptions& options) {
-  return std::make_unique<UnitPruningSource>(options);
+  return std::make_unique<UnitPruning>(options);
 }
 
 }  // namespace dynmo::dynamism

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
@@ -7,8 +8,9 @@
 #include <span>
 #include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/dynamism/pruning/load.h"
-#include "dynmo/dynamism/pruning/training/initial_std_impl.h"
+#include "dynmo/dynamism/pruning/training/events_impl.h"
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/model/pruned.h"
 
@@ -103,9 +105,36 @@ Expected<void> InitialStd::restore(const Json& state) {
   return {};
 }
 
-bool is_pruning_event(const PruningOptions& options, std::int64_t step) {
-  return step >= options.start && step <= options.end &&
-         (step - options.start) % options.every == 0 && sparsity_at(options, step) > 0;
+PruningEvents::PruningEvents(const PruningOptions& options)
+    : options_(options), initial_std_(options.magnitude) {
+  const auto valid = dynamism::check(options);
+  DYNMO_CHECK(valid.has_value(), "valid options: {}", valid.error().message);
+}
+
+Expected<Change> PruningEvents::before_step(const Boundary& boundary) {
+  const std::int64_t step = step_ = boundary.step;
+  masks_.clear();
+  DYNMO_TRY(initial_std_.measure_if_imported(boundary));
+  const bool event = step >= options_.start && step <= options_.end &&
+                     (step - options_.start) % options_.every == 0 &&
+                     sparsity_at(options_, step) > 0;
+  if (!event) return Change{};
+  DYNMO_ASSIGN(const Masks masks, prune(boundary));
+  if (!masks) return Change{};
+  DYNMO_ASSIGN(const Digest digest, digest_of_masks(*masks, boundary.sum));
+  masks_ = digest.hex();
+  return Change{.sizes = true};
+}
+
+Json PruningEvents::figures() const {
+  Json figures = {{"sparsity", sparsity_at(options_, step_)}};
+  if (!left_.is_null()) figures.update(left_);
+  if (!masks_.empty()) figures["masks"] = masks_;
+  return figures;
+}
+
+std::string PruningEvents::progress() const {
+  return fmt::format("pruned {:.1f} %", 100 * sparsity_at(options_, step_));
 }
 
 }  // namespace dynmo::dynamism
