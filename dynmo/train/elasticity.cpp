@@ -54,15 +54,14 @@ Expected<void> Elasticity::begin_again(const elastic::View& survivors,
   if (led != nullptr) {
     handover = led->handover();
   } else {
-    const auto secret = elastic::read_secret(elastic::secret_path(config_.run.directory));
+    const auto secret = elastic::read_secret(elastic::secret_path(config().run.directory));
     // No release of the leader before has a number above its generation.
     handover = {{"secret", secret ? *secret : elastic::make_secret()},
                 {"next_member", next_member},
                 {"last_release", survivors.generation},
                 {"releases", Json::array()}};
   }
-  DYNMO_ASSIGN(leader_,
-               elastic::Leader::open(leader_options(groups_, self(), config_, inputs_), handover));
+  DYNMO_ASSIGN(leader_, elastic::Leader::open(leader_options(groups_, self(), run_), handover));
   // Where the files cannot be written, poll() tries again.
   static_cast<void>(leader_->publish());
   if (led != nullptr) led->retire(leader_->endpoint());
@@ -72,12 +71,12 @@ Expected<void> Elasticity::begin_again(const elastic::View& survivors,
 Expected<void> Elasticity::begin() {
   DYNMO_TRY(regrouping_.begin());
   if (group().rank() != transport::Member(0)) return {};
-  elastic::Leader::Options options = leader_options(groups_, self(), config_, inputs_);
+  elastic::Leader::Options options = leader_options(groups_, self(), run_);
   options.service.first_member = view().size();
   DYNMO_ASSIGN(leader_, elastic::Leader::open(std::move(options), /*handover=*/nullptr));
   DYNMO_TRY(leader_->publish());
-  if (config_.elastic.release_command.empty()) return {};
-  return process::check_program(config_.elastic.release_command);
+  if (config().elastic.release_command.empty()) return {};
+  return process::check_program(config().elastic.release_command);
 }
 
 Expected<std::unique_ptr<GroupRun>> Elasticity::enter(const RunLane& lane) {
@@ -92,10 +91,11 @@ Expected<void> Elasticity::join(GroupRun& group) {
 void Elasticity::observe(const runtime::StepReport& report, const GroupRun& group,
                          const observe::RunHistory& run) {
   if (!leads()) return;
-  const double tokens = static_cast<double>(
-      step_micro_batches(config_) * config_.batch.micro_batch_size * config_.model.shape.sequence);
+  const double tokens =
+      static_cast<double>(step_micro_batches(config()) * config().batch.micro_batch_size *
+                          config().model.shape.sequence);
   leader_->set_step({{"step", report.step + 1},
-                     {"steps", config_.train.steps},
+                     {"steps", config().train.steps},
                      {"loss", report.loss},
                      {"tokens_per_s", tokens / report.step_s},
                      {"imbalance", report.imbalance},
@@ -103,7 +103,7 @@ void Elasticity::observe(const runtime::StepReport& report, const GroupRun& grou
                      {"frozen_layers", report.frozen_layers},
                      {"lost_ranks", run.lost().size()},
                      {"steps_again", run.totals().repeated_steps},
-                     {"replicas", config_.pipeline.replicas}});
+                     {"replicas", config().pipeline.replicas}});
   leader_->set_group(view(), group.pipeline().plan());
 }
 
@@ -132,7 +132,7 @@ Expected<elastic::BoundaryDecision> Elasticity::next(GroupRun& group, bool asked
   runtime::Pipeline& pipeline = group.pipeline();
   elastic::BoundaryDecision decision = changes_.next(
       requests, view(), pipeline.plan(), pipeline.next_step(), pipeline.costs().has_value());
-  if (config_.elastic.pack == "auto" && !decision.stop && !decision.change) {
+  if (config().elastic.pack == "auto" && !decision.stop && !decision.change) {
     if (const auto released = pipeline.release()) {
       decision.change = elastic::change_of(*released, pipeline.plan());
     }
@@ -185,14 +185,14 @@ Error Elasticity::stop(const elastic::BoundaryDecision& decision, const GroupRun
   if (finished) events_.push_back({.kind = "stop", .json = {{"why", *decision.stop}}});
   const elastic::Reply reply =
       finished ? elastic::done(fmt::format("stopped before step {} of {}, after a checkpoint", step,
-                                           config_.train.steps))
+                                           config().train.steps))
                : elastic::refusal(finished.error());
   for (const process::ClientId client : decision.wait_for_stop) {
     events_.push_back({.client = client, .reply = reply});
   }
   if (!finished) return finished.error();
   return make_error(ErrorCode::kInterrupted, "stopped before step {} of {}: {}", step,
-                    config_.train.steps, *decision.stop);
+                    config().train.steps, *decision.stop);
 }
 
 // Lets the other ranks wait for the leader's hooks in short rounds. The wait for one message is

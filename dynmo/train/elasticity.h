@@ -28,12 +28,11 @@ namespace dynmo::train {
 class Elasticity {
  public:
   // Refers to all arguments, which outlive it.
-  Elasticity(elastic::Groups& groups, const config::Config& config, const Inputs& inputs)
+  Elasticity(elastic::Groups& groups, const ResolvedRun& run)
       : groups_(groups),
-        config_(config),
-        inputs_(inputs),
-        changes_(size_options(config)),
-        regrouping_(groups, config, inputs, changes_) {}
+        run_(run),
+        changes_(size_options(run.config())),
+        regrouping_(groups, run, changes_) {}
 
   // Starts a run with its first ranks. The first of them is the leader, which opens the control
   // endpoint.
@@ -90,10 +89,10 @@ class Elasticity {
 
  private:
   void add(elastic::BoundaryEvents events);
+  [[nodiscard]] const config::Config& config() const { return run_.config(); }
 
   elastic::Groups& groups_;
-  const config::Config& config_;
-  const Inputs& inputs_;
+  const ResolvedRun& run_;
   elastic::SizeChanges changes_;
   Regrouping regrouping_;
   std::unique_ptr<elastic::Leader> leader_;  // null where another rank leads

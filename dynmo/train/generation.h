@@ -8,12 +8,11 @@
 #include <functional>
 #include <memory>
 
-#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/train/checkpointer.h"
-#include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/transport/traffic.h"
 #include "dynmo/transport/transport.h"
 
@@ -33,10 +32,10 @@ struct RunLane {
 // All ranks of the group make the same calls at the same points.
 class GroupRun {
  public:
-  // Opens this rank's part. The group, config and inputs outlive it. `cluster` is that of a
-  // replica. `state` is this rank's state under a plan of the group's ranks.
-  GroupRun(transport::Transport& group, const config::Config& config, const Inputs& inputs,
-           const RunLane& lane, cost::Cluster cluster, runtime::RankState state);
+  // Opens this rank's part. The group and the run outlive it. `cluster` is that of a replica.
+  // `state` is this rank's state under a plan of the group's ranks.
+  GroupRun(transport::Transport& group, const ResolvedRun& run, const RunLane& lane,
+           cost::Cluster cluster, runtime::RankState state);
 
   [[nodiscard]] Expected<runtime::StepReport> step();
   // Returns the mean loss of the configured number of held-out steps.
@@ -54,8 +53,7 @@ class GroupRun {
   [[nodiscard]] const transport::CountingTransport& transport() const { return *transport_; }
 
  private:
-  const config::Config& config_;
-  const Inputs& inputs_;
+  const ResolvedRun& run_;
   cost::Cluster cluster_;
   std::unique_ptr<transport::CountingTransport> transport_;  // outlives its users
   std::unique_ptr<runtime::Pipeline> pipeline_;

@@ -18,9 +18,9 @@
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/run.h"
-#include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/leader_options.h"
 #include "dynmo/train/setup/rank_log.h"
+#include "dynmo/train/setup/resolved_run.h"
 
 namespace dynmo::train {
 namespace {
@@ -78,14 +78,15 @@ std::string moved_with(const std::string& log, const std::filesystem::path& from
   return inside.empty() || *inside.begin() == ".." ? log : (to / inside).string();
 }
 
-// The run's own settings, with what is the newcomer's.
-Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
-                                       const JoinOptions& join) {
+// The options of a newcomer: the run's own settings, with what is the newcomer's.
+Expected<ValidOptions> options_in_run(const elastic::ControlEndpoint& where,
+                                      const JoinOptions& join, TrainOptions options) {
   LineClient leader;
   DYNMO_ASSIGN(const elastic::Reply reply,
                ask(where, {.kind = elastic::RequestKind::kConfig, .secret = where.secret}, leader));
   if (!reply.done) return Error{reply.code, reply.text};
-  config::Config config;
+  config::Config& config = options.config;
+  config = {};
   DYNMO_TRY(apply_text(config, reply.text, "the run's settings"));
   if (!join.data.empty()) config.data.path = join.data;
   // The folder of the run as it is called here; records of this rank go there.
@@ -96,8 +97,7 @@ Expected<config::Config> config_of_run(const elastic::ControlEndpoint& where,
   } else {
     DYNMO_TRY(check_is_here(config.run.directory, where));
   }
-  DYNMO_TRY(validate(config));
-  return config;
+  return validated(std::move(options));
 }
 
 // Waits until the run gives it a place, with any leader: `where` follows the leader.
@@ -145,19 +145,15 @@ c10d::GroupOptions group_at(const elastic::Place& place, const config::Config& c
 // `taken`: it has become a rank.
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process, bool& taken) {
   DYNMO_ASSIGN(elastic::ControlEndpoint where, elastic::find_leader(join.run, join.secret_file));
-  TrainOptions options = process.options;
-  DYNMO_ASSIGN(options.config, config_of_run(where, join));
+  DYNMO_ASSIGN(const ValidOptions valid, options_in_run(where, join, process.options));
   at::set_num_threads(1);
   elastic::Member self = this_member();
   elastic::Request request{.kind = elastic::RequestKind::kJoin, .secret = where.secret};
-  {
-    DYNMO_ASSIGN(const Inputs inputs, open_inputs(options));
-    request.build = this_build(options.config, inputs);
-  }
-  if (on_device(options.config)) {
-    DYNMO_TRY(c10d::device_kind(options.config.run.device).load());
-  }
-  DYNMO_TRY(check_log_folder(options.config));
+  DYNMO_ASSIGN(ResolvedRun run, resolve(valid));
+  const config::Config& config = run.config();
+  request.build = this_build(run);
+  if (on_device(config)) DYNMO_TRY(c10d::device_kind(config.run.device).load());
+  DYNMO_TRY(check_log_folder(config));
   request.newcomer = self;
   // A group may not come to be because of another newcomer, or of the way from here to a rank.
   const auto environment = process::rank_environment();
@@ -167,30 +163,28 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
     DYNMO_ASSIGN(const elastic::Place place,
                  stand_by(join, request, process.reporter, where, leader));
     // Numbers go on where the launcher's end, so that newcomers share out the devices of a host.
-    DYNMO_ASSIGN(
-        options.rank_device,
-        open_rank_device(options.config, launched ? (*environment)->local_rank : place.member));
+    DYNMO_TRY(open_rank_device(run, launched ? (*environment)->local_rank : place.member));
     // Before, it may just end. From here on others count on it: those that take it as a rank would
     // lose it before it has heard so.
     leave_on_sigterm();
     self.number = place.member;
     LoggedReporter logged(process.reporter);
     const Expected<void> opened =
-        logged.open(options.config, WorldRank(place.member),
-                    process_text(options, WorldRank(place.member), place.size));
+        logged.open(config, WorldRank(place.member),
+                    process_text(run.options(), WorldRank(place.member), place.size));
     if (!opened) {
       process.reporter.line(fmt::format("log      {}; training goes on", opened.error().message));
     }
     check_context().rank = place.rank.value;
-    auto groups = C10dGroups::join(group_at(place, options.config), self, process.decorate,
-                                   message_limits(options.config).hang);
+    auto groups = C10dGroups::join(group_at(place, config), self, process.decorate,
+                                   message_limits(config).hang);
     const auto note_taken = [&] {
       taken = true;
       leader = LineClient();
       process::tell_launcher_met(place.member);
       logged.reporter().say(fmt::format("joined as rank {}", place.member));
     };
-    const auto work = [&] { return train::join(**groups, options, logged.reporter(), note_taken); };
+    const auto work = [&] { return train::join(**groups, run, logged.reporter(), note_taken); };
     const Expected<void> done = groups ? in_groups(**groups, work) : groups.error();
     logged.end(done);
     if (taken || done || done.error().code != ErrorCode::kPeerLost) return done;

@@ -3,7 +3,6 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/train/setup/emulation.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {

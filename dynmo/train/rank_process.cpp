@@ -23,8 +23,8 @@
 #include "dynmo/train/run.h"
 #include "dynmo/train/setup/dry_run.h"
 #include "dynmo/train/setup/earlier_run.h"
-#include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/rank_log.h"
+#include "dynmo/train/setup/resolved_run.h"
 
 namespace dynmo::train {
 namespace {
@@ -77,15 +77,16 @@ Expected<void> check_asked_ranks(const config::Config& config) {
                     config.pipeline.ranks * config.pipeline.replicas);
 }
 
-Expected<TrainOptions::RankDevice> open_rank_device(const config::Config& config, int local_rank) {
+Expected<void> open_rank_device(ValidOptions& options, int local_rank) {
+  if (!on_device(options.config())) return {};
+  const c10d::DeviceKind kind = c10d::device_kind(options.config().run.device);
   TrainOptions::RankDevice opened;
-  if (!on_device(config)) return opened;
-  const c10d::DeviceKind kind = c10d::device_kind(config.run.device);
   DYNMO_ASSIGN(opened.device, kind.open(local_rank));
   DYNMO_CHECK(opened.device.type() == kind.type, "a device of '{}', got {}", kind.name,
               opened.device.str());
   if (kind.memory != nullptr) opened.memory = kind.memory(opened.device);
-  return opened;
+  options.use(std::move(opened));
+  return {};
 }
 
 namespace {
@@ -93,13 +94,14 @@ namespace {
 // Connects channels between the devices of the ranks, if the run can have some, and says which way
 // messages take.
 Expected<void> connect_devices(c10d::Group& group, const c10d::GroupOptions& group_options,
-                               TrainOptions& options, c10d::NcclTransport& nccl) {
-  if (!on_device(options.config)) return {};
-  TrainOptions::RankDevice& mine = options.rank_device;
-  const c10d::DeviceKind kind = c10d::device_kind(options.config.run.device);
-  if (options.config.elastic.enabled) {
+                               ValidOptions& options, c10d::NcclTransport& nccl) {
+  const config::Config& config = options.config();
+  if (!on_device(config)) return {};
+  TrainOptions::RankDevice mine = options.options().rank_device;
+  const c10d::DeviceKind kind = c10d::device_kind(config.run.device);
+  if (config.elastic.enabled) {
     nccl.why_not = "the ranks of an elastic run change";
-  } else if (options.config.sources.enabled<dynamism::EarlyExitOptions>()) {
+  } else if (config.sources.enabled<dynamism::EarlyExitOptions>()) {
     nccl.why_not = "the number of rows changes";
   } else if (kind.connect == nullptr) {
     nccl.why_not = "the device has no channels";
@@ -109,40 +111,39 @@ Expected<void> connect_devices(c10d::Group& group, const c10d::GroupOptions& gro
   mine.channels = nccl.channels.get();
   mine.text = fmt::format("{}: activations and gradients pass {}", mine.device.str(),
                           nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
+  options.use(std::move(mine));
   return {};
 }
 
 // Does the work of the rank, with a log.
-Expected<void> run_logged(const RankProcess& process, const process::RankEnvironment& environment,
-                          const Reporter& reporter) {
-  TrainOptions train_options = process.options;
-  DYNMO_ASSIGN(train_options.rank_device,
-               open_rank_device(train_options.config, environment.local_rank));
+Expected<void> run_logged(const RankProcess& process, ValidOptions valid,
+                          const process::RankEnvironment& environment, const Reporter& reporter) {
+  const config::Config& config = valid.config();
+  DYNMO_TRY(open_rank_device(valid, environment.local_rank));
   at::set_num_threads(1);
   check_context().rank = environment.rank.value;
   c10d::GroupOptions options = c10d::group_options(environment);
-  const MessageLimits limits = message_limits(process.options.config);
+  const MessageLimits limits = message_limits(config);
   options.message_timeout = limits.message;
   options.silence = limits.silence;
   leave_on_sigterm();
   auto joined = C10dGroups::join(options, this_member(), process.decorate, limits.hang);
   if (!joined) {
-    const bool elastic = process.options.config.elastic.enabled;
-    return elastic ? named_as_early(joined.error()) : joined.error();
+    return config.elastic.enabled ? named_as_early(joined.error()) : joined.error();
   }
   process::tell_launcher_met(environment.rank.value);
   const std::unique_ptr<C10dGroups> groups = *std::move(joined);
   c10d::NcclTransport nccl;
-  DYNMO_TRY(connect_devices(*groups->in_force(), options, train_options, nccl));
-  if (environment.rank == WorldRank(0) && asks_for_others(train_options.config, environment)) {
+  DYNMO_TRY(connect_devices(*groups->in_force(), options, valid, nccl));
+  if (environment.rank == WorldRank(0) && asks_for_others(config, environment)) {
     reporter.say(
         fmt::format("ranks    {} of the launcher: pipeline.ranks = {} counts ranks that `dynmo "
                     "train` starts",
-                    environment.size, train_options.config.pipeline.ranks));
+                    environment.size, config.pipeline.ranks));
   }
   const Expected<void> done = in_groups(*groups, [&]() -> Expected<void> {
-    DYNMO_ASSIGN(const RunLocks locks, locks_of(environment.rank, train_options));
-    DYNMO_TRY(train(*groups, train_options, reporter));
+    DYNMO_ASSIGN(const RunLocks locks, locks_of(environment.rank, valid.options()));
+    DYNMO_TRY(train(*groups, valid, reporter));
     nccl.channels.reset();  // while all its ranks are there
     return {};
   });
@@ -156,13 +157,13 @@ Expected<void> run_rank(const RankProcess& process) {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
   DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
   // Before joining, which waits for all others.
-  DYNMO_TRY(validate(process.options.config));
-  DYNMO_TRY(check_meets_elsewhere(process.options.config));
-  DYNMO_TRY(pipeline_ranks(process.options.config, environment->size));
+  DYNMO_ASSIGN(const ValidOptions valid, validated(process.options));
+  DYNMO_TRY(check_meets_elsewhere(valid.config()));
+  DYNMO_TRY(pipeline_ranks(valid.config(), environment->size));
   LoggedReporter logged(process.reporter);
-  DYNMO_TRY(logged.open(process.options.config, environment->rank,
-                        process_text(process.options, environment->rank, environment->size)));
-  const Expected<void> done = run_logged(process, *environment, logged.reporter());
+  DYNMO_TRY(logged.open(valid.config(), environment->rank,
+                        process_text(valid.options(), environment->rank, environment->size)));
+  const Expected<void> done = run_logged(process, valid, *environment, logged.reporter());
   logged.end(done);
   return done;
 }
@@ -177,70 +178,69 @@ Expected<std::string> dry_run_text(const TrainOptions& options,
                                    const std::optional<cost::Cluster>& cluster) {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
   if (environment && environment->rank != WorldRank(0)) return std::string();
-  DYNMO_TRY(validate(options.config));
-  TrainOptions here = options;
-  DYNMO_ASSIGN(here.rank_device, open_rank_device(here.config, 0));
+  DYNMO_ASSIGN(ValidOptions here, validated(options));
+  const config::Config& config = here.config();
+  DYNMO_TRY(open_rank_device(here, 0));
   at::set_num_threads(1);
-  if (cluster) {
-    const std::int64_t wanted = std::exchange(here.config.pipeline.ranks, cluster->size());
-    if (wanted > 0 && wanted != cluster->size()) {
-      return make_error(ErrorCode::kBadInput,
-                        "the cluster has {} ranks, pipeline.ranks (-n) is {}: wanted the same",
-                        cluster->size(), wanted);
-    }
+  const std::int64_t wanted = config.pipeline.ranks;
+  if (cluster && wanted > 0 && wanted != cluster->size()) {
+    return make_error(ErrorCode::kBadInput,
+                      "the cluster has {} ranks, pipeline.ranks (-n) is {}: wanted the same",
+                      cluster->size(), wanted);
   }
-  int ranks = ranks_to_start(here.config);
+  int ranks = ranks_to_start(config);
   if (environment) {
-    DYNMO_ASSIGN(ranks, pipeline_ranks(here.config, environment->size));
+    DYNMO_ASSIGN(ranks, pipeline_ranks(config, environment->size));
   }
   return dry_run(here, cluster.value_or(cost::equal_ranks(ranks)));
 }
 
 Expected<int> launch(const TrainOptions& options, const std::vector<std::string>& command,
                      const std::vector<std::string>& late_command) {
-  DYNMO_TRY(validate(options.config));
-  const std::string meeting_address = own_meeting_address(options.config);
+  DYNMO_ASSIGN(const ValidOptions valid, validated(options));
+  const config::Config& config = valid.config();
+  const std::string meeting_address = own_meeting_address(config);
   if (!meeting_address.empty()) DYNMO_TRY(check_meets_here(meeting_address));
   std::string meets_at = meeting_address;
   if (meets_at.empty()) {
     DYNMO_ASSIGN(meets_at, process::loopback_address());
   }
-  const int ranks = ranks_to_start(options.config);
+  const int ranks = ranks_to_start(config);
   // A folder that is there may belong to a run that goes on: its checkpoints are then not to be
   // judged.
   std::error_code fault;
   RunLocks locks;
-  if (std::filesystem::exists(options.config.run.directory, fault)) {
+  if (std::filesystem::exists(config.run.directory, fault)) {
     DYNMO_ASSIGN(locks, lock_run(options));
   }
   {
-    DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks));
-    if (!on_device(options.config)) DYNMO_TRY(check_host_memory(inputs, options.config));
+    DYNMO_ASSIGN(const ResolvedRun run, resolve_for(valid, ranks));
+    if (!on_device(config)) DYNMO_TRY(check_host_memory(run));
   }
   DYNMO_TRY(check_folder_is_free(options));
-  DYNMO_TRY(check_log_folder(options.config));
+  DYNMO_TRY(check_log_folder(config));
   if (locks.empty()) {
     DYNMO_ASSIGN(locks, lock_run(options));
   }
-  if (on_device(options.config)) {
-    DYNMO_TRY(c10d::device_kind(options.config.run.device).load());
+  if (on_device(config)) {
+    DYNMO_TRY(c10d::device_kind(config.run.device).load());
   }
-  const int world = ranks * static_cast<int>(options.config.pipeline.replicas);
+  const int world = ranks * static_cast<int>(config.pipeline.replicas);
   process::LaunchOptions launch_options{
       .ranks = world, .command = command, .environment = {{kLockedByLauncher, "1"}}};
   launch_options.address = meets_at;
-  if (options.config.elastic.enabled) {
+  if (config.elastic.enabled) {
     launch_options.late_command = late_command;
     launch_options.survives = true;
     launch_options.all_report = true;  // any may come to lead
   }
-  if (options.config.pipeline.pin) {
+  if (config.pipeline.pin) {
     const std::vector<int> cores = process::usable_processors().to_pin();
     if (static_cast<int>(cores.size()) >= world) launch_options.cores = cores;
   }
   auto code = process::launch_ranks(launch_options);
   // A leader that was killed has left what says where it listens.
-  elastic::remove_job_of_ended(options.config.run.directory);
+  elastic::remove_job_of_ended(config.run.directory);
   return code;
 }
 

@@ -13,6 +13,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/train/setup/options.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -33,10 +34,10 @@ struct RankProcess {
 // ranks.
 [[nodiscard]] Expected<void> check_asked_ranks(const config::Config& config);
 
-// Opens the device that run.device names, if it names one, for the calling thread. `local_rank` is
-// the rank's number on this host. It has no channels yet. Returns kBadInput if there is none.
-[[nodiscard]] Expected<TrainOptions::RankDevice> open_rank_device(const config::Config& config,
-                                                                  int local_rank);
+// Opens the device that run.device names, if it names one, for the calling thread, and sets it.
+// `local_rank` is the rank's number on this host. It has no channels yet. Returns kBadInput if
+// there is none.
+[[nodiscard]] Expected<void> open_rank_device(ValidOptions& options, int local_rank);
 
 // Trains as a rank. First refuses a config that is not valid, or whose replicas do not divide the
 // ranks. Then joins the group of the environment, trains, and leaves the group, or ends it for all
@@ -54,7 +55,7 @@ struct RankProcess {
 [[nodiscard]] Expected<std::string> dry_run_text(const TrainOptions& options,
                                                  const std::optional<cost::Cluster>& cluster);
 
-// Checks the inputs once for all ranks. Then runs `command` for each rank of each replica on this
+// Checks the run once for all ranks. Then runs `command` for each rank of each replica on this
 // host, until all have ended. Returns the exit code of the run. `late_command` joins the run
 // (joining.h) after `dynmo ctl RUN grow` has asked for more ranks.
 [[nodiscard]] Expected<int> launch(const TrainOptions& options,

@@ -73,7 +73,7 @@ Expected<void> Regrouping::begin() {
 
 Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const RunLane& lane,
                                       elastic::Leader* leader) {
-  const auto replicas = static_cast<int>(config_.pipeline.replicas);
+  const auto replicas = static_cast<int>(run_.config().pipeline.replicas);
   Try attempt{.change = change,
               .lane = lane,
               .leader = leader,
@@ -160,9 +160,8 @@ Expected<void> Regrouping::form(Try& attempt, const elastic::Place& place) {
   if (!attempt.handover.is_object()) {
     return make_error(ErrorCode::kInternal, "the leader has handed nothing over");
   }
-  DYNMO_ASSIGN(
-      attempt.next_leader,
-      elastic::Leader::open(leader_options(groups_, first, config_, inputs_), attempt.handover));
+  DYNMO_ASSIGN(attempt.next_leader,
+               elastic::Leader::open(leader_options(groups_, first, run_), attempt.handover));
   return {};
 }
 
@@ -200,14 +199,13 @@ runtime::RankState Regrouping::take_state() {
 Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
   take_back();
   groups_.drop(make_error(ErrorCode::kPeerLost, "the run goes on without: {}", why));
-  const transport::Grid grid(groups_.group(), static_cast<int>(config_.pipeline.replicas));
-  runtime::move_back(inputs_.model.layers, held_.state, attempt.before, grid.position());
+  const transport::Grid grid(groups_.group(), static_cast<int>(run_.config().pipeline.replicas));
+  runtime::move_back(run_.model().layers, held_.state, attempt.before, grid.position());
   held_.state.controller = std::exchange(held_.controller, std::nullopt);
   // Some ranks may have asked their sources in the group that is not to be: all ask again.
   held_.state.asked = true;
-  Regrouped result{.group =
-                       std::make_unique<GroupRun>(groups_.group(), config_, inputs_, attempt.lane,
-                                                  cluster_, std::move(held_.state))};
+  Regrouped result{.group = std::make_unique<GroupRun>(groups_.group(), run_, attempt.lane,
+                                                       cluster_, std::move(held_.state))};
   if (result.group->pipeline().costs()) {
     const Expected<void> going = result.group->pipeline().go_on();
     if (!going) {
@@ -240,7 +238,7 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   taking_ = false;
   held_.controller.reset();  // the next group is in force
   result.pause_s = seconds_since(attempt.begin) - result.moving_s;
-  const auto replicas = config_.pipeline.replicas;
+  const auto replicas = run_.config().pipeline.replicas;
   const std::string line = fmt::format(
       "{} -> {}: {}, in {}", ranks_text(attempt.before.ranks, replicas),
       ranks_text(attempt.plan.ranks, replicas), attempt.change.why, format_seconds(result.pause_s));
@@ -342,14 +340,14 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
   DYNMO_ASSIGN(plan, plan::parse_plan(said["plan"], origin));
   if (is_new) DYNMO_TRY(changes_.restore(said["decides"]));
   DYNMO_TRY(groups_.know(said["standing"]));
-  const transport::Grid grid(group, static_cast<int>(config_.pipeline.replicas));
-  DYNMO_TRY(runtime::regroup(grid, inputs_.model.layers, plan, held_.state,
-                             {.device = inputs_.model.device.device}));
-  DYNMO_ASSIGN(
-      transport::MeasuredCluster measured,
-      transport::measured_cluster(group, host_of_rank(groups_.self().host, inputs_.model.device),
-                                  grid.replicas(), rank_memory(config_), cluster_));
-  forming_ = std::make_unique<GroupRun>(group, config_, inputs_, lane, std::move(measured.cluster),
+  const transport::Grid grid(group, static_cast<int>(run_.config().pipeline.replicas));
+  DYNMO_TRY(runtime::regroup(grid, run_.model().layers, plan, held_.state,
+                             {.device = run_.options().rank_device.device}));
+  DYNMO_ASSIGN(transport::MeasuredCluster measured,
+               transport::measured_cluster(
+                   group, host_of_rank(groups_.self().host, run_.options().rank_device),
+                   grid.replicas(), rank_memory(run_.config()), cluster_));
+  forming_ = std::make_unique<GroupRun>(group, run_, lane, std::move(measured.cluster),
                                         std::move(held_.state));
   // Nothing may have been measured yet.
   if (forming_->pipeline().costs()) DYNMO_TRY(forming_->pipeline().go_on());

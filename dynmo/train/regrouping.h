@@ -42,9 +42,8 @@ class Regrouping {
  public:
   // Refers to all arguments, which outlive it. `changes` has the state that newcomers need to make
   // the same decisions.
-  Regrouping(elastic::Groups& groups, const config::Config& config, const Inputs& inputs,
-             elastic::SizeChanges& changes)
-      : groups_(groups), config_(config), inputs_(inputs), changes_(changes) {}
+  Regrouping(elastic::Groups& groups, const ResolvedRun& run, elastic::SizeChanges& changes)
+      : groups_(groups), run_(run), changes_(changes) {}
 
   // Starts a run with its first ranks, which exchange their members.
   [[nodiscard]] Expected<void> begin();
@@ -119,8 +118,7 @@ class Regrouping {
   [[nodiscard]] Expected<void> confirm(const elastic::SizeChange& change);
 
   elastic::Groups& groups_;
-  const config::Config& config_;
-  const Inputs& inputs_;
+  const ResolvedRun& run_;
   elastic::SizeChanges& changes_;
   elastic::View view_;
   bool taking_ = false;

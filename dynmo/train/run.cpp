@@ -21,12 +21,17 @@ using config::LogLevel;
 namespace {
 
 // All ranks do this before the run itself.
-Expected<Inputs> prepare(transport::Transport& transport, TrainOptions& options,
-                         const Reporter& reporter) {
-  DYNMO_ASSIGN(const int ranks, pipeline_ranks(options.config, transport.size()));
-  if (!options.resume) DYNMO_TRY(check_ranks(options.config, ranks));
-  DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
-  DYNMO_TRY(check_same_settings(transport, options, inputs.batches.vocabulary()));
+Expected<ResolvedRun> prepare(transport::Transport& transport, const ValidOptions& given,
+                              const Reporter& reporter) {
+  DYNMO_ASSIGN(const int ranks, pipeline_ranks(given.config(), transport.size()));
+  if (!given.options().resume) DYNMO_TRY(check_ranks(given.config(), ranks));
+  DYNMO_ASSIGN(ResolvedRun run, resolve(given));
+  const TrainOptions& options = run.options();
+  if (options.resume) {
+    DYNMO_ASSIGN(const std::vector<std::string> measured, measured_before(run.config()));
+    DYNMO_TRY(run.set(measured));
+  }
+  DYNMO_TRY(check_same_settings(transport, run));
   DYNMO_TRY(check_folder_is_free(options));
   if (transport.rank() == transport::Member(0)) {
     DYNMO_ASSIGN(const bool removed, remove_earlier_run(options));
@@ -36,23 +41,18 @@ Expected<Inputs> prepare(transport::Transport& transport, TrainOptions& options,
   }
   DYNMO_TRY(make_directories(options.config.run.directory));
   DYNMO_TRY(wait_for_all(transport));  // no rank writes before all have looked
-  DYNMO_TRY(measure_keys(transport, options, inputs, reporter));
-  return inputs;
+  DYNMO_TRY(measure_keys(transport, run, reporter));
+  return run;
 }
 
 Expected<void> train_in(transport::Transport& transport, elastic::Groups* groups,
-                        const TrainOptions& given, const Reporter& reporter) {
-  DYNMO_TRY(validate(given.config));
-  TrainOptions options = given;
-  if (options.resume) {
-    DYNMO_ASSIGN(options.config, resumed_config(options.config));
+                        const ValidOptions& options, const Reporter& reporter) {
+  auto run = prepare(transport, options, reporter);
+  if (!run) {
+    const bool elastic = groups != nullptr && options.config().elastic.enabled;
+    return elastic ? named_as_early(run.error()) : run.error();
   }
-  auto inputs = prepare(transport, options, reporter);
-  if (!inputs) {
-    const bool elastic = groups != nullptr && options.config.elastic.enabled;
-    return elastic ? named_as_early(inputs.error()) : inputs.error();
-  }
-  return Run(transport, groups, options, reporter, *std::move(inputs)).run();
+  return Run(transport, groups, *std::move(run), reporter).run();
 }
 
 }  // namespace
@@ -79,17 +79,16 @@ Expected<void> Run::join(const std::function<void()>& taken) {
 }
 
 Expected<void> Run::begin() {
-  TrainOptions own = options_;
-  if (groups_ != nullptr) own.host = groups_->self().host;
-  if (!options_.compare.empty() && options_.compare.front() == "dense") {
-    TrainOptions options = dense_of(own);
-    DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
-    auto other = std::make_unique<OtherModel>(OtherModel{std::move(options), std::move(inputs)});
-    DYNMO_ASSIGN(const Start begin, begin_run(world(), other->options, other->inputs));
+  const Beginning beginning = {.host = groups_ != nullptr ? groups_->self().host : options().host,
+                               .resumes = options().resume};
+  if (!options().compare.empty() && options().compare.front() == "dense") {
+    DYNMO_ASSIGN(ResolvedRun dense, run_.dense());
+    auto other = std::make_unique<const ResolvedRun>(std::move(dense));
+    DYNMO_ASSIGN(const Start begin, begin_run(world(), *other, beginning));
     DYNMO_TRY(open_lane(add_lane("dense", std::move(other)), begin));
   }
   if (elasticity_) add_lane("", nullptr);  // a loss may come before it is open
-  DYNMO_ASSIGN(const Start begin, begin_run(world(), own, inputs_));
+  DYNMO_ASSIGN(const Start begin, begin_run(world(), run_, beginning));
   for (const std::string& note : begin.notes) say(note);
   done_.first = done_.steps = begin.step();
   if (done_.first >= config().train.steps) {
@@ -110,7 +109,7 @@ Expected<void> Run::begin() {
 void Run::say_start() const {
   const Lane& lane = lanes_.back();
   const runtime::Pipeline& pipeline = lane.group->pipeline();
-  for (const std::string& line : start_lines(config_of(lane), inputs_of(lane), grid(), pipeline)) {
+  for (const std::string& line : start_lines(run_of(lane), grid(), pipeline)) {
     say(line);
   }
 }
@@ -122,7 +121,7 @@ RunLane Run::settings_of(const std::string& name, int number) const {
           .directory = folder_.of(name).root(),
           // With two runs in turn, neither is to be disturbed by what the other leaves to a
           // thread.
-          .checkpoints_wait = options_.compare.empty() ? Waiting::kNever : Waiting::kAlways,
+          .checkpoints_wait = options().compare.empty() ? Waiting::kNever : Waiting::kAlways,
           .writer = checkpoint_writer(config()),
           .asks = [this] {
             if (elasticity_) return elasticity_->asks();
@@ -141,13 +140,13 @@ Expected<RunLog> Run::open_log(const std::string& name, RunLog::Keeps keeps) con
                                         folder_.of(name), number, done_.first, keeps));
   if (!own.run.log.empty()) log.set_messages(reporter_.log);
   // The shape of a caller's own layers is not known.
-  if (!options_.make_model) {
-    log.set_step_flops(config::step_flops(own, inputs_.batches.vocabulary()));
+  if (!options().make_model) {
+    log.set_step_flops(config::step_flops(own, run_.batches().vocabulary()));
   }
   return log;
 }
 
-Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherModel> other) {
+Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const ResolvedRun> other) {
   const int number = static_cast<int>(lanes_.size());
   lanes_.push_back({.name = name,
                     .other = std::move(other),
@@ -155,7 +154,7 @@ Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const OtherMod
                     .log = {},
                     .group = nullptr,
                     .traffic = {}});
-  lanes_.back().traffic.emplace(config_of(lanes_.back()));
+  lanes_.back().traffic.emplace(run_of(lanes_.back()).config());
   return lanes_.back();
 }
 
@@ -167,12 +166,12 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
                open_log(lane.name, compared ? RunLog::Keeps::kCosts : RunLog::Keeps::kNumbers));
   RunLog& log = *lane.log;
   if (group_.leads && elasticity_ && elasticity_->self().number > 0) DYNMO_TRY(log.lead());
-  log.start(load_trace_start(begin.first, config_of(lane)));
+  log.start(load_trace_start(begin.first, run_of(lane).config()));
   Json about = {{"plan", plan::to_json(begin.first.plan)},
                 {"ranks", world().size()},
                 {"steps", config().train.steps},
-                {"micro_batches", config_of(lane).batch.micro_batches}};
-  if (!options_.program.empty()) about["program"] = options_.program;
+                {"micro_batches", run_of(lane).config().batch.micro_batches}};
+  if (!options().program.empty()) about["program"] = options().program;
   log.event("start", done_.first, about);
   if (elasticity_) note_members();
   lane.traffic->begin(*lane.group);
@@ -236,7 +235,7 @@ Expected<void> Run::finish(Lane& lane, std::span<const transport::ClockFit> cloc
   DYNMO_TRY(note_traffic(lane, lane.traffic->end(world(), *lane.group)));
   if (!closed.load_trace.empty()) say(closed.load_trace, LogLevel::kWarning);
   DYNMO_ASSIGN(const LastFiles files,
-               write_last_files(world(), *lane.group, *lane.log, config_of(lane), clocks));
+               write_last_files(world(), *lane.group, *lane.log, run_of(lane).config(), clocks));
   for (const std::string& line : files.lines) say(line);
   if (!files.clocks.empty()) {
     lane.log->event("clocks", lane.group->pipeline().next_step(),
@@ -253,17 +252,16 @@ Expected<void> Run::report() {
   DYNMO_ASSIGN(
       const Report report,
       make_report(histories(), lanes_.back().group->pipeline().profiler().known(),
-                  inputs_of(lanes_.back()).model.given_costs, config(), grid().positions()));
+                  run_of(lanes_.back()).model().given_costs, config(), grid().positions()));
   DYNMO_TRY(write_file_durably(folder_.summary(), report.summary.dump(2) + "\n"));
   for (const std::string& line : report.lines) reporter_.say(line);
   return {};
 }
 
 Expected<std::unique_ptr<GroupRun>> Run::open_group(const Lane& lane, const Start& begin) {
-  DYNMO_ASSIGN(runtime::LayerStates states,
-               first_states(begin, inputs_of(lane), config_of(lane), grid().position()));
+  DYNMO_ASSIGN(runtime::LayerStates states, first_states(begin, run_of(lane), grid().position()));
   auto group = std::make_unique<GroupRun>(
-      world(), config_of(lane), inputs_of(lane), lane.settings, begin.cluster,
+      world(), run_of(lane), lane.settings, begin.cluster,
       runtime::RankState{
           .plan = begin.first.plan, .layers = std::move(states), .step = done_.first});
   if (begin.restored) {
@@ -275,18 +273,18 @@ Expected<std::unique_ptr<GroupRun>> Run::open_group(const Lane& lane, const Star
 
 Expected<void> train(transport::Transport& transport, const TrainOptions& options,
                      const Reporter& reporter) {
-  return train_in(transport, nullptr, options, reporter);
+  DYNMO_ASSIGN(const ValidOptions valid, validated(options));
+  return train_in(transport, nullptr, valid, reporter);
 }
 
-Expected<void> train(elastic::Groups& groups, const TrainOptions& options,
+Expected<void> train(elastic::Groups& groups, const ValidOptions& options,
                      const Reporter& reporter) {
   return train_in(groups.group(), &groups, options, reporter);
 }
 
-Expected<void> join(elastic::Groups& groups, const TrainOptions& options, const Reporter& reporter,
+Expected<void> join(elastic::Groups& groups, ResolvedRun run, const Reporter& reporter,
                     const std::function<void()>& taken) {
-  DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
-  return Run(groups.group(), &groups, options, reporter, std::move(inputs)).join(taken);
+  return Run(groups.group(), &groups, std::move(run), reporter).join(taken);
 }
 
 }  // namespace dynmo::train

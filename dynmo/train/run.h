@@ -10,8 +10,8 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/groups.h"
-#include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/options.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -23,11 +23,11 @@ namespace dynmo::train {
 
 // Like train(), for a run whose groups may change (elastic.enabled). A rank that leaves returns
 // when its part is done. Returns kInterrupted if the run was stopped, after a checkpoint.
-[[nodiscard]] Expected<void> train(elastic::Groups& groups, const TrainOptions& options,
+[[nodiscard]] Expected<void> train(elastic::Groups& groups, const ValidOptions& options,
                                    const Reporter& reporter = {});
-// Trains as a joining process, in the group to which it was admitted. `options` are those of the
+// Trains as a joining process, in the group to which it was admitted. `run` has the config of that
 // run. `taken` is called when it becomes a rank. An earlier error does not affect the run.
-[[nodiscard]] Expected<void> join(elastic::Groups& groups, const TrainOptions& options,
+[[nodiscard]] Expected<void> join(elastic::Groups& groups, ResolvedRun run,
                                   const Reporter& reporter, const std::function<void()>& taken);
 
 }  // namespace dynmo::train

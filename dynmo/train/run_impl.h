@@ -26,8 +26,8 @@
 #include "dynmo/train/losses.h"
 #include "dynmo/train/run_log.h"
 #include "dynmo/train/setup/earlier_run.h"
-#include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/options.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/train/setup/start.h"
 #include "dynmo/train/snapshots.h"
 #include "dynmo/train/traces.h"
@@ -49,18 +49,17 @@ inline Expected<void> wait_for_all(transport::Transport& transport) {
 class Run {
  public:
   // Prepares a run. `groups` is null if no process can be asked to leave.
-  Run(transport::Transport& group, elastic::Groups* groups, const TrainOptions& options,
-      const Reporter& reporter, Inputs inputs)
-      : options_(options),
+  Run(transport::Transport& group, elastic::Groups* groups, ResolvedRun run,
+      const Reporter& reporter)
+      : run_(std::move(run)),
         reporter_(reporter),
         groups_(groups),
-        folder_(options.config.run.directory),
-        inputs_(std::move(inputs)),
-        losses_(options.config.elastic) {
+        folder_(config().run.directory),
+        losses_(config().elastic) {
     enter(group);
     group_.leads = group.rank() == transport::Member(0);
     if (groups != nullptr && config().elastic.enabled) {
-      elasticity_.emplace(*groups, config(), inputs_);
+      elasticity_.emplace(*groups, run_);
     }
   }
 
@@ -71,15 +70,10 @@ class Run {
   Expected<void> join(const std::function<void()>& taken);
 
  private:
-  struct OtherModel {
-    TrainOptions options;
-    Inputs inputs;
-  };
   // One of the runs that advance in turn, with its part of the group.
   struct Lane {
     std::string name;
-    // Null if the model is that of the options.
-    std::unique_ptr<const OtherModel> other = {};
+    std::unique_ptr<const ResolvedRun> other = {};  // null: the model is the run's own
     RunLane settings;
     std::optional<RunLog> log;
     std::unique_ptr<GroupRun> group;
@@ -134,7 +128,8 @@ class Run {
     }
   };
 
-  const config::Config& config() const { return options_.config; }
+  const TrainOptions& options() const { return run_.options(); }
+  const config::Config& config() const { return run_.config(); }
   transport::Transport& world() const { return *group_.all; }
   const transport::Grid& grid() const { return *group_.grid; }
   void enter(transport::Transport& group) {
@@ -168,19 +163,14 @@ class Run {
     return why;
   }
   std::vector<std::string> names() const {
-    return options_.compare.empty() ? std::vector<std::string>{""} : options_.compare;
+    return options().compare.empty() ? std::vector<std::string>{""} : options().compare;
   }
   std::vector<const observe::RunHistory*> histories() const {
     std::vector<const observe::RunHistory*> all;
     for (const Lane& lane : lanes_) all.push_back(&lane.log->history());
     return all;
   }
-  const config::Config& config_of(const Lane& lane) const {
-    return lane.other ? lane.other->options.config : config();
-  }
-  const Inputs& inputs_of(const Lane& lane) const {
-    return lane.other ? lane.other->inputs : inputs_;
-  }
+  const ResolvedRun& run_of(const Lane& lane) const { return lane.other ? *lane.other : run_; }
   const runtime::RankState& state_of(const Lane& lane) const {
     return lane.group == nullptr ? held_ : lane.group->pipeline().state();
   }
@@ -188,7 +178,7 @@ class Run {
   // Functions of run.cpp: the beginning and the end.
   Expected<void> begin();
   RunLane settings_of(const std::string& name, int number) const;
-  Lane& add_lane(const std::string& name, std::unique_ptr<const OtherModel> other);
+  Lane& add_lane(const std::string& name, std::unique_ptr<const ResolvedRun> other);
   Expected<void> open_lane(Lane& lane, const Start& begin);
   Expected<RunLog> open_log(const std::string& name, RunLog::Keeps keeps) const;
   Expected<std::unique_ptr<GroupRun>> open_group(const Lane& lane, const Start& begin);
@@ -269,11 +259,10 @@ class Run {
   // Makes this rank print and log for the run.
   void lead();
 
-  const TrainOptions& options_;
+  ResolvedRun run_;
   const Reporter& reporter_;
   elastic::Groups* groups_;
   const observe::RunFolder folder_;
-  Inputs inputs_;
   Group group_;
   Locks locks_;
   Done done_;

@@ -10,7 +10,6 @@
 #include "dynmo/observe/table.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
-#include "dynmo/train/setup/emulation.h"
 
 namespace dynmo::train {
 
@@ -50,7 +49,7 @@ Expected<void> Run::advance_all() {
 }
 
 Expected<void> Run::stop(std::int64_t step) {
-  if (options_.compare.empty()) DYNMO_TRY(checkpoint(lanes_.front(), /*due=*/true));
+  if (options().compare.empty()) DYNMO_TRY(checkpoint(lanes_.front(), /*due=*/true));
   for (Lane& lane : lanes_) lane.log->event("stop", step, {{"why", "a signal"}});
   DYNMO_TRY(finish());
   return say_stopped(make_error(ErrorCode::kInterrupted, "stopped before step {} of {}: a signal",
@@ -78,7 +77,7 @@ Expected<bool> Run::advance(Lane& lane) {
 Expected<void> Run::after_step(Lane& lane, bool has_checkpoint) {
   const std::int64_t done = lane.group->pipeline().next_step();
   const bool last = done == config().train.steps;
-  if (inputs_.batches.validates() && (done % config().train.validation_every == 0 || last)) {
+  if (run_.batches().validates() && (done % config().train.validation_every == 0 || last)) {
     DYNMO_TRY(traced(lane, SpanKind::kValidation, [&] { return validate(lane); }));
   }
   if (Checkpointer* checkpoints = lane.group->checkpoints()) {
@@ -161,7 +160,7 @@ void Run::note_events(Lane& lane, std::int64_t step) {
 }
 
 Expected<bool> Run::change_size(Lane& lane, bool asked) {
-  locks_.take(options_);
+  locks_.take(options());
   if (const auto line = losses_.respawn(group_.leads)) say(*line);
   const std::int64_t step = lane.group->pipeline().next_step();
   DYNMO_ASSIGN(elastic::BoundaryDecision decision, elasticity_->next(*lane.group, asked));

@@ -202,7 +202,7 @@ Expected<bool> Run::survive(const Error& why) {
   if (runtime::RankState state = elasticity_->take_state(); !state.plan.stages.empty()) {
     held_ = std::move(state);
   }
-  elasticity_.emplace(*groups_, config(), inputs_);
+  elasticity_.emplace(*groups_, run_);
   if (!view.has(groups_->self().id)) {
     lane.group.reset();
     if (lane.log) static_cast<void>(lane.log->close());
@@ -238,7 +238,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   recovery.end_phase("report");
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
-  const int layers = static_cast<int>(inputs_.model.layers.size());
+  const int layers = static_cast<int>(run_.model().layers.size());
   elastic::Decision decision{.origin = elastic::Origin::kInitial};
   if (reports.have_begun) {
     DYNMO_ASSIGN(decision, elastic::recover({.layers = layers}, reports.all));
@@ -275,10 +275,10 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
     recovering_->numbered = view;
   }
   recovery.end_phase("roll_back");
-  DYNMO_ASSIGN(
-      const transport::MeasuredCluster measured,
-      transport::measured_cluster(world(), host_of_rank(groups_->self().host, inputs_.model.device),
-                                  grid().replicas(), rank_memory(config()), known));
+  DYNMO_ASSIGN(const transport::MeasuredCluster measured,
+               transport::measured_cluster(
+                   world(), host_of_rank(groups_->self().host, options().rank_device),
+                   grid().replicas(), rank_memory(config()), known));
   const cost::Cluster& cluster = measured.cluster;
   DYNMO_ASSIGN(control::AfterLoss after, plan_after_loss(decision.step, cluster));
   after.decision.plan.generation = generation;
@@ -312,8 +312,8 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
 Expected<control::AfterLoss> Run::plan_after_loss(std::int64_t step, const cost::Cluster& cluster) {
   const bool measured = held_.controller || !held_.controller_state.is_null();
   const runtime::PipelineOptions options =
-      pipeline_options(config(), inputs_.model, 0, runtime::Balancing::kNever, cluster);
-  control::Controller controller = runtime::controller_of(held_, inputs_.model.layers, options);
+      pipeline_options(run_, 0, runtime::Balancing::kNever, cluster);
+  control::Controller controller = runtime::controller_of(held_, run_.model().layers, options);
   const cost::ModelCost known = controller.profiler().known(held_.frozen_layers);
   const cost::Cluster there = control::as_measured(cluster, controller.profiler().overhead(),
                                                    options.replicas, options.accumulation);
@@ -347,10 +347,10 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
 // any time.
 Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                                const cost::Cluster& cluster) {
-  DYNMO_TRY(runtime::regroup_at(step, grid(), inputs_.model.layers, plan, held_,
-                                {.device = inputs_.model.device.device}));
-  lane.group = std::make_unique<GroupRun>(world(), config(), inputs_, lane.settings, cluster,
-                                          std::exchange(held_, {}));
+  DYNMO_TRY(runtime::regroup_at(step, grid(), run_.model().layers, plan, held_,
+                                {.device = options().rank_device.device}));
+  lane.group =
+      std::make_unique<GroupRun>(world(), run_, lane.settings, cluster, std::exchange(held_, {}));
   lane.traffic->begin(*lane.group);
   note_group(lane);
   write_cluster();
@@ -399,17 +399,15 @@ Expected<void> Run::after_step_again(Lane& lane) {
 }
 
 Expected<void> Run::begin_again(Lane& lane, Generation generation) {
-  TrainOptions options = options_;
-  options.host = groups_->self().host;
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
   DYNMO_ASSIGN(const Json resumes,
                transport::first_json(world(), transport::control_tag(transport::Control::kSize),
                                      Json(found.has_value() && !found->empty()),
                                      "whether there is a checkpoint"));
-  options.resume = resumes == Json(true);
-  auto& cut = options.config.pipeline.cut;
-  if (std::ssize(cut) != grid().positions()) cut.clear();
-  DYNMO_ASSIGN(Start begin, begin_run(world(), options, inputs_));
+  DYNMO_ASSIGN(Start begin, begin_run(world(), run_,
+                                      {.host = groups_->self().host,
+                                       .resumes = resumes == Json(true),
+                                       .after_loss = true}));
   Generation& number = begin.first.plan.generation;
   number = std::max(number, generation);
   done_.first = done_.steps = begin.step();

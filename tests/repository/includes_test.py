@@ -144,7 +144,7 @@ class Includes(unittest.TestCase):
             "dynmo/model/k.cpp": '#include <torch/torch.h>\n#include "dynmo/core/ids.h"\n',
             "dynmo/dynamism/moe/training/source.cpp": '#include <ATen/ATen.h>\n#include "dynmo/dynamism/moe/load.h"\n#include "dynmo/model/k.h"\n',
             "dynmo/runtime/n.cpp": '#include "dynmo/dynamism/training/source.h"\n',
-            "dynmo/train/o.cpp": '#include "dynmo/train/setup/inputs.h"\n#include "dynmo/train/run_impl.h"\n',
+            "dynmo/train/o.cpp": '#include "dynmo/train/setup/resolved_run.h"\n#include "dynmo/train/run_impl.h"\n',
             "dynmo/sim/l.cpp": '#include "dynmo/sim/replay_impl.h"\n#include <vector>\n',
         }
         with tempfile.TemporaryDirectory() as folder:

@@ -94,8 +94,9 @@ void ElasticRun::start(Thread& thread, std::function<Expected<void>()> work) {
 Expected<void> ElasticRun::run() {
   at::set_num_threads(1);
   {
-    DYNMO_ASSIGN(const Inputs inputs, open_inputs(case_.options));
-    build_ = this_build(case_.options.config, inputs);
+    DYNMO_ASSIGN(const ValidOptions valid, validated(case_.options));
+    DYNMO_ASSIGN(const ResolvedRun run, resolve(valid));
+    build_ = this_build(run);
   }
   wanted_ = case_.ranks;
   left_ = case_.max_gap;
@@ -113,7 +114,8 @@ Expected<void> ElasticRun::run() {
     start(thread, [this, &thread, rank]() -> Expected<void> {
       check_context().rank = rank;
       DYNMO_TRY(thread.groups->enter(1, case_.ranks, WorldRank(rank), Origin::kFirst));
-      return train(*thread.groups, case_.options, reporter_);
+      DYNMO_ASSIGN(const ValidOptions valid, validated(case_.options));
+      return train(*thread.groups, valid, reporter_);
     });
     ++rank;
   }
@@ -156,7 +158,9 @@ Expected<void> ElasticRun::join(Thread& thread) {
   if (thread.fails_at) {
     thread.groups->fail_at(*thread.fails_at, [&thread] { return thread.joined.load(); });
   }
-  return train::join(*thread.groups, case_.options, reporter_, [&] { thread.joined = true; });
+  DYNMO_ASSIGN(const ValidOptions valid, validated(case_.options));
+  DYNMO_ASSIGN(ResolvedRun run, resolve(valid));
+  return train::join(*thread.groups, std::move(run), reporter_, [&] { thread.joined = true; });
 }
 
 ElasticRun::Thread& ElasticRun::add_rank() {

@@ -61,10 +61,11 @@ TEST(MeasuredKeys, AreThoseOfRankZeroOnAllRanks) {
           return sources;
         };
         const Reporter reporter{.line = [&](std::string_view line) { lines.emplace_back(line); }};
-        DYNMO_ASSIGN(Inputs inputs, open_inputs(options));
-        DYNMO_TRY(measure_keys(transport, options, inputs, reporter));
+        DYNMO_ASSIGN(const ValidOptions valid, validated(options));
+        DYNMO_ASSIGN(ResolvedRun run, resolve(valid));
+        DYNMO_TRY(measure_keys(transport, run, reporter));
         const std::lock_guard lock(mutex);
-        found.push_back(options.config.optimizer.weight_decay);
+        found.push_back(run.config().optimizer.weight_decay);
         return {};
       });
   ASSERT_TRUE(status) << status.error().message;
@@ -85,32 +86,34 @@ TEST(MeasuredKeys, OfAResumedRunAreWhatItsConfigSays) {
   config::Config run = with_auto(folder);
   run.sources.get<dynamism::PruningOptions>().sparse_above = 0.57;
   ASSERT_TRUE(write_file_durably(folder.path() / "config.toml", to_toml(run)));
-  const auto resumed = resumed_config(with_auto(folder));
-  ASSERT_TRUE(resumed) << resumed.error().message;
-  EXPECT_EQ(resumed->sources.get<dynamism::PruningOptions>().sparse_above, 0.57);
-  EXPECT_EQ(identity(*resumed), identity(run));
+  config::Config resumed = with_auto(folder);
+  const auto measured = measured_before(resumed);
+  ASSERT_TRUE(measured) << measured.error().message;
+  EXPECT_EQ(*measured, std::vector<std::string>{"pruning.sparse_above=0.57"});
+  ASSERT_TRUE(apply_settings(resumed, *measured));
+  EXPECT_EQ(identity(resumed), identity(run));
 
   // Given keys, and those that no enabled source asks for, stay as they are.
   config::Config given = with_auto(folder);
   given.sources.get<dynamism::PruningOptions>().sparse_above = 0.7;
-  EXPECT_EQ(resumed_config(given)->sources.get<dynamism::PruningOptions>().sparse_above, 0.7);
+  EXPECT_TRUE(measured_before(given)->empty());
   config::Config disabled;
   disabled.run.directory = folder.path().string();
   disabled.sources.get<dynamism::PruningOptions>().sparse_above.reset();
-  EXPECT_FALSE(resumed_config(disabled)->sources.get<dynamism::PruningOptions>().sparse_above);
+  EXPECT_TRUE(measured_before(disabled)->empty());
 }
 
 TEST(MeasuredKeys, OfARunThatHasMeasuredNothingAreRefused) {
   const TempFolder folder;
-  EXPECT_TRUE(resumed_config(with_auto(folder))) << "nothing to resume: restore() says so";
+  EXPECT_TRUE(measured_before(with_auto(folder))) << "nothing to resume: restore() says so";
   std::filesystem::create_directory(folder.path() / "checkpoints");
-  const auto missing = resumed_config(with_auto(folder));
+  const auto missing = measured_before(with_auto(folder));
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kBadInput);
   EXPECT_NE(missing.error().message.find("pruning.sparse_above is auto"), std::string::npos)
       << missing.error().message;
   ASSERT_TRUE(write_file_durably(folder.path() / "config.toml", to_toml(with_auto(folder))));
-  const auto still = resumed_config(with_auto(folder));
+  const auto still = measured_before(with_auto(folder));
   ASSERT_FALSE(still);
   EXPECT_NE(still.error().message.find("pruning.sparse_above is auto and so it is in"),
             std::string::npos)

@@ -23,10 +23,9 @@
 #include "dynmo/process/host_memory.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/setup/emulation.h"
 #include "dynmo/train/setup/first_plan.h"
-#include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/pipeline_options.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/train/setup/start.h"
 #include "dynmo/transport/in_process.h"
 
@@ -34,12 +33,12 @@ namespace dynmo::train {
 namespace {
 
 struct DryRun {
-  const config::Config& config;
-  const model::Model& layers;
+  const ResolvedRun& run;
   runtime::PipelineOptions pipeline;  // as for a run
-  runtime::Pipeline::Batches batches;
-  std::int64_t vocabulary = 0;
-  cost::Cluster cluster;  // of a replica
+  cost::Cluster cluster;              // of a replica
+
+  [[nodiscard]] const config::Config& config() const { return run.config(); }
+  [[nodiscard]] const model::Model& layers() const { return run.model().layers; }
 };
 
 constexpr double kMaxMeasuring = 10;  // seconds
@@ -62,8 +61,9 @@ std::vector<std::size_t> kinds_of(const model::Model& layers) {
 }
 
 Expected<cost::ModelCost> analytic_costs(const DryRun& dry_run) {
-  const config::Config& config = dry_run.config;
-  const cost::TransformerShape shape = config::transformer_shape(config, dry_run.vocabulary);
+  const config::Config& config = dry_run.config();
+  const cost::TransformerShape shape =
+      config::transformer_shape(config, dry_run.run.batches().vocabulary());
   DYNMO_ASSIGN(cost::Device device, cost::find_device("cpu"));
   device.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
   return cost::transformer_costs(shape, device);
@@ -85,7 +85,7 @@ Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost 
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     if (kinds[i] != i) continue;
     place[i] = one_each.size();
-    one_each.push_back(dry_run.layers[i]);
+    one_each.push_back(dry_run.layers()[i]);
   }
   const auto group = transport::make_in_process_group(1);
   runtime::PipelineOptions options = dry_run.pipeline;
@@ -99,7 +99,7 @@ Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost 
   runtime::Pipeline pipeline(
       *group.front(), one_each, options,
       {plan, runtime::initial_states(one_each, plan, Rank(0), dry_run.pipeline.seed)});
-  DYNMO_TRY(pipeline.measure(dry_run.batches, kSteps));
+  DYNMO_TRY(pipeline.measure(dry_run.run.training(), kSteps));
   const cost::ModelCost measured = *pipeline.costs();
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     take_times(known.layers[i], measured.layers[place[kinds[i]]]);
@@ -113,10 +113,10 @@ struct Costs {
 };
 
 Expected<Costs> costs_of(const DryRun& dry_run) {
-  cost::ModelCost known = runtime::known_costs(dry_run.layers, dry_run.pipeline);
-  const config::Config& config = dry_run.config;
+  cost::ModelCost known = runtime::known_costs(dry_run.layers(), dry_run.pipeline);
+  const config::Config& config = dry_run.config();
   if (emulates(config)) {
-    DYNMO_ASSIGN(const cost::ModelCost given, emulated_costs(config));
+    const cost::ModelCost& given = dry_run.run.model().first_costs;
     for (std::size_t i = 0; i < known.layers.size(); ++i) {
       take_times(known.layers[i], given.layers[i]);
     }
@@ -125,7 +125,7 @@ Expected<Costs> costs_of(const DryRun& dry_run) {
                              config.emulated.profile.empty() ? config.emulated.trace
                                                              : config.emulated.profile)};
   }
-  const std::vector<std::size_t> kinds = kinds_of(dry_run.layers);
+  const std::vector<std::size_t> kinds = kinds_of(dry_run.layers());
   DYNMO_ASSIGN(const cost::ModelCost analytic, analytic_costs(dry_run));
   double seconds = 0;
   double bytes = 0;
@@ -231,7 +231,7 @@ std::string messages_text(const plan::Plan& plan, const cost::ModelCost& model,
   if (std::ranges::count(cluster.ranks, host, &cost::ClusterRank::node) == cluster.size()) {
     return cluster.inside_node == cost::Link() ? "no time for messages" : "all on one host";
   }
-  const int micro_batches = static_cast<int>(dry_run.config.batch.micro_batches);
+  const int micro_batches = static_cast<int>(dry_run.config().batch.micro_batches);
   const MessageCount crossing =
       plan::between_nodes(plan::traffic_of(plan, model, micro_batches), cluster);
   return fmt::format("with {} in {} between hosts", format_bytes(crossing.bytes),
@@ -257,17 +257,17 @@ Expected<std::vector<Bytes>> device_shares(const TrainOptions& options,
 Expected<std::string> describe(const DryRun& dry_run) {
   const Bytes process = process::resident_memory();  // before anything is measured
   DYNMO_ASSIGN(const Costs costs, costs_of(dry_run));
-  const config::Config& config = dry_run.config;
+  const config::Config& config = dry_run.config();
   DYNMO_ASSIGN(const Planned planned, plan_run(config, costs.model, dry_run.cluster));
   const auto& [plan, evaluation, recomputed] = planned;
   std::string text = fmt::format(
-      "plan     {} on {}{}, {}: {}\n", observe::format_count(std::ssize(dry_run.layers), "layer"),
+      "plan     {} on {}{}, {}: {}\n", observe::format_count(std::ssize(dry_run.layers()), "layer"),
       observe::format_count(dry_run.cluster.size(), "rank"),
       config.pipeline.replicas > 1
           ? fmt::format(" of each of {} replicas", config.pipeline.replicas)
           : "",
       schedule::name(plan.schedule), plan::to_string(plan));
-  text += cut_line(plan, dry_run.layers) + '\n';
+  text += cut_line(plan, dry_run.layers()) + '\n';
   if (recomputed > 0) text += fmt::format("         {} layers computed again\n", recomputed);
   text += fmt::format("costs    {}\n", costs.source);
   text += fmt::format(
@@ -282,7 +282,8 @@ Expected<std::string> describe(const DryRun& dry_run) {
 
 }  // namespace
 
-Expected<std::string> dry_run(const TrainOptions& options, const cost::Cluster& cluster) {
+Expected<std::string> dry_run(const ValidOptions& valid, const cost::Cluster& cluster) {
+  const TrainOptions& options = valid.options();
   if (options.resume) {
     return make_error(ErrorCode::kBadInput,
                       "{} with a dry run: wanted one of them; a dry run starts at step 0",
@@ -295,14 +296,10 @@ Expected<std::string> dry_run(const TrainOptions& options, const cost::Cluster& 
     ranks.ranks[r].memory =
         std::min(ranks.ranks[r].memory, limit == cost::kUnlimitedMemory ? shares[r] : limit);
   }
-  DYNMO_ASSIGN(const Inputs inputs, check_inputs(options, ranks.size()));
-  return describe(
-      {.config = options.config,
-       .layers = inputs.model.layers,
-       .pipeline = pipeline_options(options.config, inputs.model, 0, runtime::Balancing::kNever),
-       .batches = inputs.training(),
-       .vocabulary = inputs.batches.vocabulary(),
-       .cluster = std::move(ranks)});
+  DYNMO_ASSIGN(const ResolvedRun run, resolve_for(valid, ranks.size()));
+  return describe({.run = run,
+                   .pipeline = pipeline_options(run, 0, runtime::Balancing::kNever),
+                   .cluster = std::move(ranks)});
 }
 
 }  // namespace dynmo::train

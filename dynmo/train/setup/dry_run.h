@@ -8,7 +8,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
-#include "dynmo/train/setup/options.h"
+#include "dynmo/train/setup/resolved_run.h"
 
 namespace dynmo::train {
 
@@ -20,7 +20,7 @@ namespace dynmo::train {
 // - else the formulas of cost/transformer.h with the cpu preset, float32.
 //
 // Returns kInfeasible if there is no plan.
-[[nodiscard]] Expected<std::string> dry_run(const TrainOptions& options,
+[[nodiscard]] Expected<std::string> dry_run(const ValidOptions& valid,
                                             const cost::Cluster& cluster);
 
 }  // namespace dynmo::train

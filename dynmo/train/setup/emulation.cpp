@@ -76,43 +76,35 @@ cost::ModelCost as_slept(cost::ModelCost model) {
   return model;
 }
 
-Expected<std::shared_ptr<const SharedLoad>> load_of(const config::Config::Emulated& emulated,
-                                                    bool dense) {
-  std::unique_ptr<dynamism::LoadModel> load;
-  if (emulated.profile.empty()) {
-    DYNMO_ASSIGN(load, dynamism::read_trace(emulated.trace));
-  } else {
-    DYNMO_ASSIGN(cost::ModelCost model, cost::read_profile(emulated.profile));
-    DYNMO_ASSIGN(load, dynamism::make_static_load(std::move(model)));
-  }
-  if (dense) {
-    DYNMO_ASSIGN(load, dynamism::make_static_load(load->at(0)));
-  }
-  return std::make_shared<const SharedLoad>(std::move(load), emulated.time_scale);
-}
-
 }  // namespace
 
-Expected<EmulatedModel> emulated_model(const config::Config& config, bool dense) {
-  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load, load_of(config.emulated, dense));
-  EmulatedModel emulated;
-  emulated.boundary_shape = model::emulated_boundary(load->at(0));
+Expected<RunModel> emulated_model(const config::Config& config, bool dense) {
+  const config::Config::Emulated& given = config.emulated;
+  std::unique_ptr<dynamism::LoadModel> recorded;
+  if (given.profile.empty()) {
+    DYNMO_ASSIGN(recorded, dynamism::read_trace(given.trace));
+  } else {
+    DYNMO_ASSIGN(cost::ModelCost model, cost::read_profile(given.profile));
+    DYNMO_ASSIGN(recorded, dynamism::make_static_load(std::move(model)));
+  }
+  if (dense) {
+    DYNMO_ASSIGN(recorded, dynamism::make_static_load(recorded->at(0)));
+  }
+  const auto load = std::make_shared<const SharedLoad>(std::move(recorded), given.time_scale);
+  RunModel emulated;
+  emulated.first_costs = load->at(0);
+  emulated.boundary_shape = model::emulated_boundary(emulated.first_costs);
   DYNMO_ASSIGN(emulated.layers,
-               model::make_emulated({.memory_scale = config.emulated.memory_scale,
+               model::make_emulated({.memory_scale = given.memory_scale,
                                      .costs = [load](std::int64_t s) { return load->at(s); }}));
-  emulated.costs = [load](std::int64_t step) { return as_slept(load->at(step)); };
+  emulated.given_costs = [load](std::int64_t step) { return as_slept(load->at(step)); };
+  // One source, which announces the changes of a trace.
   emulated.make_sources = [load](std::int64_t) {
     dynamism::Sources sources;
     sources.push_back(std::make_unique<TraceSource>(load));
     return sources;
   };
   return emulated;
-}
-
-Expected<cost::ModelCost> emulated_costs(const config::Config& config) {
-  DYNMO_ASSIGN(const std::shared_ptr<const SharedLoad> load,
-               load_of(config.emulated, /*dense=*/false));
-  return load->at(0);
 }
 
 }  // namespace dynmo::train

@@ -47,7 +47,7 @@ Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan, const config::Confi
                             .schedule = plan.schedule});
 }
 
-Expected<void> check_cut(const config::Config& config, int ranks, int layers) {
+Expected<void> check_cut(const std::vector<std::int64_t>& cut, int ranks, int layers) {
   if (ranks > layers) {
     return make_error(ErrorCode::kBadInput,
                       "{} ranks for {} layers: wanted at least one layer a rank; set "
@@ -55,7 +55,6 @@ Expected<void> check_cut(const config::Config& config, int ranks, int layers) {
                       "or use more model.blocks",
                       ranks, layers, layers);
   }
-  const auto& cut = config.pipeline.cut;
   if (cut.empty()) return {};
   std::int64_t sum = 0;
   bool possible = std::ssize(cut) == ranks;
@@ -71,15 +70,17 @@ Expected<void> check_cut(const config::Config& config, int ranks, int layers) {
   return {};
 }
 
-Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& made,
-                               const config::Config& config, const cost::Cluster& cluster,
-                               const runtime::Pipeline::Batches& batches) {
+Expected<FirstPlan> first_plan(transport::Transport& transport, const ResolvedRun& run,
+                               const std::vector<std::int64_t>& wanted,
+                               const cost::Cluster& cluster) {
+  const config::Config& config = run.config();
+  const RunModel& made = run.model();
   const int layers = static_cast<int>(made.layers.size());
   const transport::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
-  DYNMO_TRY(check_cut(config, grid.positions(), layers));
+  DYNMO_TRY(check_cut(wanted, grid.positions(), layers));
   // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
-  const bool given = !config.pipeline.cut.empty();
-  std::vector<int> cut(config.pipeline.cut.begin(), config.pipeline.cut.end());
+  const bool given = !wanted.empty();
+  std::vector<int> cut(wanted.begin(), wanted.end());
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
@@ -88,8 +89,7 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& 
                            {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
-  runtime::PipelineOptions options =
-      pipeline_options(config, made, 0, runtime::Balancing::kNever, cluster);
+  runtime::PipelineOptions options = pipeline_options(run, 0, runtime::Balancing::kNever, cluster);
   options.make_sources = {};
   options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
@@ -97,7 +97,7 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& 
       transport, made.layers, options,
       {first.plan,
        runtime::initial_states(made.layers, first.plan, grid.position(), seed, made.ties)});
-  DYNMO_TRY(measuring.measure(batches, static_cast<int>(config.pipeline.measure_steps)));
+  DYNMO_TRY(measuring.measure(run.training(), static_cast<int>(config.pipeline.measure_steps)));
   first.profiler = measuring.profiler();
   first.measured_under = measuring.plan();
   if (given) {

@@ -4,8 +4,10 @@
 // The first plan of a run. It is given by pipeline.cut, or made from costs that are measured before
 // the first step.
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dynmo/config/config.h"
 #include "dynmo/control/profiler.h"
@@ -13,9 +15,8 @@
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/plan/propose.h"
-#include "dynmo/runtime/pipeline.h"
 #include "dynmo/schedule/schedule.h"
-#include "dynmo/train/setup/run_model.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -36,9 +37,9 @@ namespace dynmo::train {
                                                    const cost::ModelCost& costs,
                                                    const cost::Cluster& cluster);
 
-// Checks pipeline.cut against the ranks of a replica and the layers of the model. Returns
+// Checks a pipeline.cut against the ranks of a replica and the layers of the model. Returns
 // kBadInput.
-[[nodiscard]] Expected<void> check_cut(const config::Config& config, int ranks, int layers);
+[[nodiscard]] Expected<void> check_cut(const std::vector<std::int64_t>& cut, int ranks, int layers);
 
 // The first plan and, unless it was given, the costs from which it follows. They are measured with
 // an even cut and no update.
@@ -48,12 +49,12 @@ struct FirstPlan {
   plan::Plan measured_under = {};
 };
 
-// Makes the first plan. All ranks of the group call it. Its replicas are `cluster`. Returns
-// kBadInput, kInfeasible or kPeerLost.
-[[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport, const RunModel& made,
-                                             const config::Config& config,
-                                             const cost::Cluster& cluster,
-                                             const runtime::Pipeline::Batches& batches);
+// Makes the first plan, with `cut` if it is not empty. All ranks of the group call it. Its replicas
+// are `cluster`. Returns kBadInput, kInfeasible or kPeerLost.
+[[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport,
+                                             const ResolvedRun& run,
+                                             const std::vector<std::int64_t>& cut,
+                                             const cost::Cluster& cluster);
 
 // Returns the plan's cut by the names of the layers, for the line below a run's plan.
 [[nodiscard]] std::string cut_line(const plan::Plan& plan, const model::Model& layers);

@@ -15,8 +15,8 @@
 
 namespace dynmo::train {
 
-elastic::Build this_build(const config::Config& config, const Inputs& inputs) {
-  config::Config decides = config;
+elastic::Build this_build(const ResolvedRun& run) {
+  config::Config decides = run.config();
   decides.data.path = decides.data.validation_path = decides.run.directory = "";
   const auto program = read_file("/proc/self/exe");
   return {.program = program ? digest_of(*program).hex() : "unknown",
@@ -24,7 +24,7 @@ elastic::Build this_build(const config::Config& config, const Inputs& inputs) {
           .instruction_set = kernels::instruction_set_name(),
           .threads = at::get_num_threads(),
           .config = digest_of(to_toml(decides)).hex(),
-          .data = inputs.batches.fingerprint()};
+          .data = run.batches().fingerprint()};
 }
 
 elastic::SizeOptions size_options(const config::Config& config) {
@@ -37,14 +37,15 @@ elastic::SizeOptions size_options(const config::Config& config) {
 // An address in the settings is that of the host where the run began, where its ranks meet. So the
 // service does not need it.
 elastic::Leader::Options leader_options(const elastic::Groups& groups, const elastic::Member& self,
-                                        const config::Config& config, const Inputs& inputs) {
+                                        const ResolvedRun& run) {
+  const config::Config& config = run.config();
   const std::string meets_at = groups.address();
   elastic::Leader::Options options;
   options.service = {.run = config.run.directory,
                      .group_address = meets_at,
                      .leader = self,
                      .config = to_toml(config),
-                     .build = [&config, &inputs] { return this_build(config, inputs); },
+                     .build = [&run] { return this_build(run); },
                      .replicas = static_cast<int>(config.pipeline.replicas)};
   if (config.elastic.listen != "loopback") {
     options.service.address = meets_at;

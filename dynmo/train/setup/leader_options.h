@@ -8,12 +8,12 @@
 #include "dynmo/elastic/groups.h"
 #include "dynmo/elastic/leader.h"
 #include "dynmo/elastic/size_changes.h"
-#include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/resolved_run.h"
 
 namespace dynmo::train {
 
 // Returns the values that must be equal in all processes of a run (elastic::check_same).
-[[nodiscard]] elastic::Build this_build(const config::Config& config, const Inputs& inputs);
+[[nodiscard]] elastic::Build this_build(const ResolvedRun& run);
 
 [[nodiscard]] elastic::SizeOptions size_options(const config::Config& config);
 
@@ -21,7 +21,6 @@ namespace dynmo::train {
 // sets the number of the first member that joins, unless it is in the earlier leader's handover.
 [[nodiscard]] elastic::Leader::Options leader_options(const elastic::Groups& groups,
                                                       const elastic::Member& self,
-                                                      const config::Config& config,
-                                                      const Inputs& inputs);
+                                                      const ResolvedRun& run);
 
 }  // namespace dynmo::train

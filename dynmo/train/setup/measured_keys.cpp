@@ -33,13 +33,14 @@ std::vector<TomlKey> auto_keys(config::Config& config) {
 
 }  // namespace
 
-Expected<config::Config> resumed_config(config::Config config) {
+Expected<std::vector<std::string>> measured_before(config::Config config) {
+  std::vector<std::string> settings;
   const std::vector<TomlKey> missing = auto_keys(config);
-  if (missing.empty()) return config;
+  if (missing.empty()) return settings;
   const observe::RunFolder folder(config.run.directory);
   const std::filesystem::path path = folder.config();
   std::error_code fault;
-  if (!std::filesystem::exists(folder.checkpoints(), fault)) return config;  // restore() says so
+  if (!std::filesystem::exists(folder.checkpoints(), fault)) return settings;  // restore() says so
   config::Config run;
   const auto read = apply_file(run, path);
   if (!read) {
@@ -49,7 +50,6 @@ Expected<config::Config> resumed_config(config::Config config) {
                       missing.front().name, read.error().message);
   }
   const std::vector<TomlKey> theirs = keys_of(run);
-  std::vector<std::string> settings;
   for (const TomlKey& key : missing) {
     const auto same = [&](const TomlKey& other) { return other.name == key.name; };
     settings.push_back(
@@ -62,17 +62,18 @@ Expected<config::Config> resumed_config(config::Config config) {
         "{} is auto and so it is in '{}': wanted the number that the run has measured",
         still.front().name, path.string());
   }
-  return config;
+  return settings;
 }
 
-Expected<void> measure_keys(transport::Transport& transport, TrainOptions& options, Inputs& inputs,
+Expected<void> measure_keys(transport::Transport& transport, ResolvedRun& run,
                             const Reporter& reporter) {
-  const config::Config& config = options.config;
+  const config::Config& config = run.config();
   const std::int64_t tokens = config.batch.micro_batch_size * config.model.shape.sequence;
   std::vector<std::string> settings;
   std::vector<std::string> lines;
-  for (const auto& source : inputs.model.make_sources(config.train.steps)) {
-    for (const dynamism::Measured& found : source->measure(inputs.model.layers, tokens)) {
+  const dynamism::MakeSources make_sources = sources_of(run.options(), run.model());
+  for (const auto& source : make_sources(config.train.steps)) {
+    for (const dynamism::Measured& found : source->measure(run.model().layers, tokens)) {
       const std::string key = fmt::format("{}.{}", source->name(), found.key);
       settings.push_back(fmt::format("{}={}", key, found.value));
       lines.push_back(fmt::format("auto     {} = {}, {}", key, found.value, found.why));
@@ -85,8 +86,7 @@ Expected<void> measure_keys(transport::Transport& transport, TrainOptions& optio
   settings.clear();
   std::istringstream text(all.front());
   for (std::string setting; std::getline(text, setting);) settings.push_back(setting);
-  DYNMO_TRY(apply_settings(options.config, settings));
-  DYNMO_ASSIGN(inputs, open_inputs(options));
+  DYNMO_TRY(run.set(settings));
   if (transport.rank() != transport::Member(0)) return {};
   for (const std::string& line : lines) reporter.say(line);
   return {};

@@ -48,7 +48,7 @@ struct Line {
 };
 
 struct TrainOptions {
-  config::Config config;  // valid
+  config::Config config;
   // The names of the runs to compare, "dense" first. "dense" is the model without its sources of
   // dynamism under its first plan. "static" has the first plan, never changed. "balanced" moves
   // layers. If the list is empty, there is one run as the config says. The first run that is not

@@ -19,19 +19,20 @@ plan::RankOrder rank_order(const config::Config& config) {
   return config.pipeline.place == "hosts" ? plan::RankOrder::kBestOfNodes : plan::RankOrder::kKeep;
 }
 
-runtime::PipelineOptions pipeline_options(const config::Config& c, const RunModel& made, int lane,
+runtime::PipelineOptions pipeline_options(const ResolvedRun& run, int lane,
                                           runtime::Balancing balancing,
                                           const cost::Cluster& cluster) {
+  const config::Config& c = run.config();
   runtime::PipelineOptions options;
   options.seed = static_cast<std::uint64_t>(c.train.seed);
   options.steps = c.train.steps;
   options.micro_batches = static_cast<int>(c.batch.micro_batches);
   options.accumulation = static_cast<int>(c.batch.accumulation);
   options.replicas = static_cast<int>(c.pipeline.replicas);
-  options.boundary_shape = made.boundary_shape;
+  options.boundary_shape = run.model().boundary_shape;
   options.boundary_type = model::scalar_type(cost::parse_precision(c.model.precision).value());
   options.row_room = c.sources.get<dynamism::EarlyExitOptions>().row_room;
-  options.ties = made.ties;
+  options.ties = run.model().ties;
   options.optimizer.beta1 = c.optimizer.beta1;
   options.optimizer.beta2 = c.optimizer.beta2;
   options.optimizer.epsilon = c.optimizer.epsilon;
@@ -44,7 +45,7 @@ runtime::PipelineOptions pipeline_options(const config::Config& c, const RunMode
   options.learning_rate.decay_share = c.optimizer.decay_share;
   options.clip_norm = c.optimizer.clip_norm;
   options.on_nan = c.train.on_nan == "skip" ? runtime::OnNan::kSkip : runtime::OnNan::kStop;
-  options.make_sources = made.make_sources;
+  options.make_sources = sources_of(run.options(), run.model());
   options.imported = !c.train.init.empty();
   options.balancing = balancing;
   options.policy.balancer = plan::parse_balancer(c.balance.balancer).value();
@@ -73,8 +74,8 @@ runtime::PipelineOptions pipeline_options(const config::Config& c, const RunMode
       return now && here ? slow.slow_speed : 1;
     };
   }
-  options.staging.device = made.device.device;
-  options.channels = made.device.channels;
+  options.staging.device = run.options().rank_device.device;
+  options.channels = run.options().rank_device.channels;
   return options;
 }
 

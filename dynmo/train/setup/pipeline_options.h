@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Converts a run's config to the options of its pipelines.
+// Converts a run to the options of its pipelines.
 
 #include "dynmo/config/config.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/cluster.h"
 #include "dynmo/plan/propose.h"
 #include "dynmo/runtime/pipeline.h"
-#include "dynmo/train/setup/run_model.h"
+#include "dynmo/train/setup/resolved_run.h"
 
 namespace dynmo::train {
 
@@ -20,9 +20,8 @@ namespace dynmo::train {
 [[nodiscard]] plan::RankOrder rank_order(const config::Config& config);
 
 // Returns the options of a pipeline. Pipelines of one group that run in turn have different lanes.
-// `cluster` has a replica's ranks, nodes and links in that group. Requires a valid config.
-[[nodiscard]] runtime::PipelineOptions pipeline_options(const config::Config& config,
-                                                        const RunModel& made, int lane,
+// `cluster` has a replica's ranks, nodes and links in that group.
+[[nodiscard]] runtime::PipelineOptions pipeline_options(const ResolvedRun& run, int lane,
                                                         runtime::Balancing balancing,
                                                         const cost::Cluster& cluster = {});
 

@@ -30,19 +30,11 @@ dynamism::MakeSources both(dynamism::MakeSources first, dynamism::MakeSources se
 
 Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabulary) {
   const config::Config& c = options.config;
+  if (emulates(c)) return emulated_model(c, options.dense);
   RunModel made;
-  made.make_sources = both(dynamism::make_sources(c.sources), options.make_sources);
-  if (emulates(c)) {
-    DYNMO_ASSIGN(EmulatedModel emulated, emulated_model(c, options.dense));
-    made.layers = std::move(emulated.layers);
-    made.make_sources = both(made.make_sources, emulated.make_sources);
-    made.boundary_shape = std::move(emulated.boundary_shape);
-    made.given_costs = std::move(emulated.costs);
-    return made;
-  }
   made.boundary_shape = {c.batch.micro_batch_size, c.model.shape.sequence, c.model.shape.hidden};
-  made.device = options.rank_device;
-  const dynamism::Sources sources = made.make_sources(c.train.steps);
+  const dynamism::MakeSources make_sources = sources_of(options, made);
+  const dynamism::Sources sources = make_sources(c.train.steps);
   DYNMO_ASSIGN(const cost::Precision precision, cost::parse_precision(c.model.precision));
   if (options.make_model) {
     if (!c.train.init.empty()) {
@@ -88,6 +80,11 @@ Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabula
   }
   made.weights = std::move(*weights);
   return made;
+}
+
+dynamism::MakeSources sources_of(const TrainOptions& options, const RunModel& made) {
+  return both(both(dynamism::make_sources(options.config.sources), options.make_sources),
+              made.make_sources);
 }
 
 TensorName tensor_names(const RunModel& made) {

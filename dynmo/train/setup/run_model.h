@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/decoder.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/tie.h"
@@ -27,15 +28,19 @@ struct RunModel {
   std::optional<model::DecoderConfig> decoder = {};  // none: emulated, or the user's model
   std::vector<model::Place> places = {};             // of a decoder's layers
   std::optional<weights::Weights> weights = {};      // initial weights
-  TrainOptions::RankDevice device = {};              // of the layers
-  dynamism::MakeSources make_sources = {};           // of the config and the user
-  GivenCosts given_costs = {};                       // emulated: times that the layers sleep for
+  dynamism::MakeSources make_sources = {};           // emulated: those of its layers
+  // Emulated: the times that the layers sleep for. Updates are real, so their cost is 0 here.
+  GivenCosts given_costs = {};
+  cost::ModelCost first_costs = {};  // emulated: of the first step, with updates
 };
 
 // Makes the model. The layers depend on the run's sources of dynamism. Returns kBadInput with the
 // key for an impossible model, or weights or a vocabulary that do not fit it. Else returns the
 // error of options.make_model.
 [[nodiscard]] Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabulary);
+
+// Makes the sources of a run: those of the config, of the user and of the model.
+[[nodiscard]] dynamism::MakeSources sources_of(const TrainOptions& options, const RunModel& made);
 
 // Returns Hugging Face's names for the decoder of the config, or the layer's own names for a user's
 // model.

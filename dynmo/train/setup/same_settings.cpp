@@ -23,13 +23,13 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
-Expected<void> check_same_settings(transport::Transport& transport, const TrainOptions& options,
-                                   std::int64_t vocabulary) {
-  config::Config config = options.config;
+Expected<void> check_same_settings(transport::Transport& transport, const ResolvedRun& run) {
+  config::Config config = run.config();
   config.data.path = config.run.directory = "";
   std::string mine = to_toml(config);
-  mine += fmt::format("resume = {}\ncompare = {}\nvocabulary of the data = {}\n", options.resume,
-                      fmt::join(options.compare, ","), vocabulary);
+  mine +=
+      fmt::format("resume = {}\ncompare = {}\nvocabulary of the data = {}\n", run.options().resume,
+                  fmt::join(run.options().compare, ","), run.batches().vocabulary());
   DYNMO_ASSIGN(const auto all,
                transport::gather_texts(
                    transport, transport::control_tag(transport::Control::kSettings), mine));

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-
 #include "dynmo/core/expected.h"
-#include "dynmo/train/setup/options.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::train {
@@ -14,7 +12,6 @@ namespace dynmo::train {
 // train different models. The paths of data and run may differ by host. Returns kBadInput with the
 // difference.
 [[nodiscard]] Expected<void> check_same_settings(transport::Transport& transport,
-                                                 const TrainOptions& options,
-                                                 std::int64_t vocabulary);
+                                                 const ResolvedRun& run);
 
 }  // namespace dynmo::train

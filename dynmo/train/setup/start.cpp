@@ -10,7 +10,6 @@
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/runtime/known_costs.h"
-#include "dynmo/train/setup/emulation.h"
 #include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/weights/weights.h"
 
@@ -47,17 +46,17 @@ transport::Host host_of_rank(const std::string& name, const TrainOptions::RankDe
   return host;
 }
 
-Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
-                          const Inputs& inputs) {
-  const config::Config& config = options.config;
+Expected<Start> begin_run(transport::Transport& group, const ResolvedRun& run,
+                          const Beginning& beginning) {
+  const config::Config& config = run.config();
   Start start;
   auto& notes = start.notes;
-  if (options.resume) {
+  if (beginning.resumes) {
     DYNMO_ASSIGN(start.restored, restore(config));
     notes = start.restored->notes;
     notes.push_back(fmt::format("resume   step {} of {}, from {}", start.restored->step,
                                 config.train.steps, start.restored->checkpoint.path.string()));
-    std::string changed = changed_data(*start.restored, inputs.batches.identity(),
+    std::string changed = changed_data(*start.restored, run.batches().identity(),
                                        config.data.blend.empty() ? config.data.path : "data.blend");
     if (!changed.empty()) notes.push_back(std::move(changed));
   }
@@ -66,8 +65,8 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
   DYNMO_ASSIGN(auto measured,
                transport::measured_cluster(
                    group,
-                   host_of_rank(options.host.empty() ? process::host_name() : options.host,
-                                options.rank_device),
+                   host_of_rank(beginning.host.empty() ? process::host_name() : beginning.host,
+                                run.options().rank_device),
                    grid.replicas(), rank_memory(config)));
   start.cluster = std::move(measured.cluster);
   if (!measured.note.empty()) notes.push_back(std::move(measured.note));
@@ -79,21 +78,21 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
                     format_bytes(room)));
   }
   if (start.restored &&
-      continues_with(start.restored->plan, config, grid.positions(), inputs.model.layers.size())) {
+      continues_with(start.restored->plan, config, grid.positions(), run.model().layers.size())) {
     // (A checkpoint holds no costs; messages alone say which ranks should be neighbours.)
     const auto known = runtime::known_costs(
-        inputs.model.layers, pipeline_options(config, inputs.model, 0, runtime::Balancing::kNever),
-        {});
+        run.model().layers, pipeline_options(run, 0, runtime::Balancing::kNever), {});
     start.first = FirstPlan{.plan = start.restored->plan, .profiler = {}};
     DYNMO_ASSIGN(start.first.plan,
                  placed_by_hosts(start.restored->plan, config, known, start.cluster));
   } else {
-    DYNMO_ASSIGN(start.first,
-                 first_plan(group, inputs.model, config, start.cluster, inputs.training()));
+    std::vector<std::int64_t> cut = config.pipeline.cut;
+    if (beginning.after_loss && std::ssize(cut) != grid.positions()) cut.clear();
+    DYNMO_ASSIGN(start.first, first_plan(group, run, cut, start.cluster));
   }
-  if (!inputs.batches.note().empty()) notes.push_back(inputs.batches.note());
-  if (inputs.model.weights && !start.restored) {
-    const weights::Weights& weights = *inputs.model.weights;
+  if (!run.batches().note().empty()) notes.push_back(run.batches().note());
+  if (run.model().weights && !start.restored) {
+    const weights::Weights& weights = *run.model().weights;
     notes.push_back(fmt::format("weights  of {}{}{}", weights.origin.string(),
                                 weights.left_out.empty() ? "" : "; ", weights.left_out));
     notes.insert(notes.end(), weights.notes.begin(), weights.notes.end());
@@ -101,15 +100,16 @@ Expected<Start> begin_run(transport::Transport& group, const TrainOptions& optio
   return start;
 }
 
-Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
-                                            const config::Config& config, Rank position) {
-  const RunModel& model = inputs.model;
+Expected<runtime::LayerStates> first_states(const Start& start, const ResolvedRun& run,
+                                            Rank position) {
+  const RunModel& model = run.model();
   const plan::Plan& plan = start.first.plan;
   if (start.restored) {
-    return load_states(*start.restored, model.layers, plan, position, inputs.tensor_name);
+    return load_states(*start.restored, model.layers, plan, position, tensor_names(model));
   }
-  auto states = runtime::initial_states(model.layers, plan, position,
-                                        static_cast<std::uint64_t>(config.train.seed), model.ties);
+  auto states =
+      runtime::initial_states(model.layers, plan, position,
+                              static_cast<std::uint64_t>(run.config().train.seed), model.ties);
   if (!model.weights) return states;
   for (auto& [id, state] : states) {
     weights::load_values(*model.weights, model.places[id.index()], state);
@@ -118,9 +118,9 @@ Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& in
   return states;
 }
 
-std::vector<std::string> start_lines(const config::Config& config, const Inputs& inputs,
-                                     const transport::Grid& grid,
+std::vector<std::string> start_lines(const ResolvedRun& run, const transport::Grid& grid,
                                      const runtime::Pipeline& pipeline) {
+  const config::Config& config = run.config();
   std::vector<std::string> lines;
   if (emulates(config)) {
     const double scale = config.emulated.time_scale;
@@ -131,14 +131,16 @@ std::vector<std::string> start_lines(const config::Config& config, const Inputs&
         config.emulated.profile.empty() ? config.emulated.trace : config.emulated.profile,
         config.emulated.memory_scale));
   }
-  if (on_device(config)) lines.push_back(fmt::format("device   {}", inputs.model.device.text));
+  if (on_device(config)) {
+    lines.push_back(fmt::format("device   {}", run.options().rank_device.text));
+  }
   if (on_device(config) && config.sources.enabled<dynamism::PruningOptions>() &&
       config.sources.get<dynamism::PruningOptions>().form == dynamism::PruningForm::kWeights) {
     lines.emplace_back(
         "pruning  masks with dense products: on a device it saves neither time nor memory, and "
         "pruning.form = units saves both");
   }
-  const auto layers = std::ssize(inputs.model.layers);
+  const auto layers = std::ssize(run.model().layers);
   if (const auto& again = pipeline.recomputed(); !again.empty()) {
     lines.push_back(
         fmt::format("memory   {} of {} layers run forward again instead of keeping activations "
@@ -151,7 +153,7 @@ std::vector<std::string> start_lines(const config::Config& config, const Inputs&
   const plan::Plan& plan = pipeline.plan();
   lines.push_back(fmt::format("plan     {} on {}, {}: {}", observe::format_count(layers, "layer"),
                               ranks, schedule::name(plan.schedule), plan::to_string(plan)));
-  lines.push_back(cut_line(plan, inputs.model.layers));
+  lines.push_back(cut_line(plan, run.model().layers));
   return lines;
 }
 

@@ -14,8 +14,8 @@
 #include "dynmo/runtime/rank_state.h"
 #include "dynmo/train/setup/checkpoints.h"
 #include "dynmo/train/setup/first_plan.h"
-#include "dynmo/train/setup/inputs.h"
 #include "dynmo/train/setup/options.h"
+#include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/transport/grid.h"
 #include "dynmo/transport/hosts.h"
 #include "dynmo/transport/transport.h"
@@ -40,20 +40,24 @@ struct Start {
 [[nodiscard]] transport::Host host_of_rank(const std::string& name,
                                            const TrainOptions::RankDevice& device);
 
-// Begins a run. All ranks of the first group call it. Restores a checkpoint if the run is resumed.
+struct Beginning {
+  std::string host = {};    // this rank's name in plans; empty: the machine's
+  bool resumes = false;     // with the newest checkpoint
+  bool after_loss = false;  // a pipeline.cut for another number of ranks does not count
+};
+
+// Begins a run. All ranks of its group call it. Restores a checkpoint if the run is resumed.
 // Measures layers and makes the first plan, unless the checkpoint's plan can run here.
-[[nodiscard]] Expected<Start> begin_run(transport::Transport& group, const TrainOptions& options,
-                                        const Inputs& inputs);
+[[nodiscard]] Expected<Start> begin_run(transport::Transport& group, const ResolvedRun& run,
+                                        const Beginning& beginning);
 
 // Returns the states of the layers that the first plan gives to a position. They are restored,
 // initial, or have the weights of train.init.
-[[nodiscard]] Expected<runtime::LayerStates> first_states(const Start& start, const Inputs& inputs,
-                                                          const config::Config& config,
-                                                          Rank position);
+[[nodiscard]] Expected<runtime::LayerStates> first_states(const Start& start,
+                                                          const ResolvedRun& run, Rank position);
 
 // Returns the lines before a run's first step: its device, recomputed layers, its plan.
-[[nodiscard]] std::vector<std::string> start_lines(const config::Config& config,
-                                                   const Inputs& inputs,
+[[nodiscard]] std::vector<std::string> start_lines(const ResolvedRun& run,
                                                    const transport::Grid& grid,
                                                    const runtime::Pipeline& pipeline);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/setup/inputs.h"
+#include "dynmo/train/setup/resolved_run.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -56,62 +56,76 @@ Expected<void> check_compared(const TrainOptions& options) {
 
 }  // namespace
 
-TrainOptions dense_of(const TrainOptions& options) {
-  TrainOptions dense = options;
+Expected<ValidOptions> validated(TrainOptions options) {
+  DYNMO_TRY(validate(options.config));
+  return ValidOptions(std::move(options));
+}
+
+Expected<ResolvedRun> resolve(const ValidOptions& options) {
+  DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config()));
+  DYNMO_ASSIGN(RunModel model, make_model(options.options(), batches.vocabulary()));
+  return ResolvedRun(options, std::move(batches), std::move(model));
+}
+
+Expected<void> ResolvedRun::set(std::span<const std::string> settings) {
+  TrainOptions next = options();
+  DYNMO_TRY(apply_settings(next.config, settings));
+  DYNMO_ASSIGN(const ValidOptions valid, validated(std::move(next)));
+  options_ = valid.options();
+  return {};
+}
+
+Expected<ResolvedRun> ResolvedRun::dense() const {
+  TrainOptions dense = options();
   dense.dense = true;
   dense.config.sources = dynamism::SourceOptions();
   dense.make_sources = nullptr;
-  return dense;
+  DYNMO_ASSIGN(RunModel model, make_model(dense, batches_.vocabulary()));
+  return ResolvedRun(ValidOptions(std::move(dense)), batches_, std::move(model));
 }
 
-Expected<Inputs> open_inputs(const TrainOptions& options) {
-  DYNMO_ASSIGN(TokenBatches batches, TokenBatches::open(options.config));
-  DYNMO_ASSIGN(RunModel model, make_model(options, batches.vocabulary()));
-  TensorName name = tensor_names(model);
-  return Inputs{std::move(batches), std::move(model), std::move(name)};
-}
-
-Expected<Inputs> check_inputs(const TrainOptions& options, int ranks) {
-  DYNMO_TRY(validate(options.config));
+Expected<ResolvedRun> resolve_for(const ValidOptions& valid, int ranks) {
+  const TrainOptions& options = valid.options();
+  const config::Config& config = valid.config();
   DYNMO_TRY(check_compared(options));
   // A run that goes on may have fewer ranks than it began with.
-  if (!options.resume) DYNMO_TRY(check_ranks(options.config, ranks));
-  auto inputs = open_inputs(options);
-  if (!inputs && options.resume) {
-    return make_error(inputs.error().code,
+  if (!options.resume) DYNMO_TRY(check_ranks(config, ranks));
+  auto run = resolve(valid);
+  if (!run && options.resume) {
+    return make_error(run.error().code,
                       "{}; {} goes on with the data of the run, whose settings are in '{}'",
-                      inputs.error().message, options.names.resume,
-                      observe::RunFolder(options.config.run.directory).config().string());
+                      run.error().message, options.names.resume,
+                      observe::RunFolder(config.run.directory).config().string());
   }
-  if (!inputs) return inputs.error();
-  if (inputs->model.weights) {
-    const auto finite = check_finite(*inputs->model.weights);
+  if (!run) return run.error();
+  if (run->model().weights) {
+    const auto finite = check_finite(*run->model().weights);
     if (!finite) return make_error(finite.error().code, "train.init: {}", finite.error().message);
   }
-  const int layers = static_cast<int>(inputs->model.layers.size());
-  DYNMO_TRY(check_cut(options.config, ranks, layers));
+  DYNMO_TRY(check_cut(config.pipeline.cut, ranks, static_cast<int>(run->model().layers.size())));
   if (options.resume) {
-    DYNMO_ASSIGN(const config::Config config, resumed_config(options.config));
-    DYNMO_TRY(restore(config));
+    DYNMO_ASSIGN(const std::vector<std::string> measured, measured_before(config));
+    DYNMO_TRY(run->set(measured));
+    DYNMO_TRY(restore(run->config()));
   }
-  const std::string& hook = options.config.elastic.release_command;
+  const std::string& hook = config.elastic.release_command;
   if (!hook.empty()) {
     const auto found = process::check_program(hook);
     if (!found) {
       return make_error(ErrorCode::kBadInput, "elastic.release_command: {}", found.error().message);
     }
   }
-  return inputs;
+  return run;
 }
 
-Expected<void> check_host_memory(const Inputs& inputs, const config::Config& config) {
+Expected<void> check_host_memory(const ResolvedRun& run) {
   Bytes states;
-  for (const auto& layer : inputs.model.layers) {
+  for (const auto& layer : run.model().layers) {
     // Values, gradients, two moments, copies where it computes in bf16, and buffers.
     states += model::parameter_bytes(*layer) * 4 + model::copy_bytes(*layer) +
               model::buffer_bytes(*layer);
   }
-  const std::int64_t replicas = config.pipeline.replicas;
+  const std::int64_t replicas = run.config().pipeline.replicas;
   const Bytes host = process::host_memory();
   if (host == Bytes{0} || states <= Bytes{host.value / replicas}) return {};
   return make_error(ErrorCode::kBadInput,
