@@ -7,6 +7,9 @@
 //
 // A disk that hangs: while there is a file HANG_WHILE, the first thread that makes a file whose
 // path matches the pattern HANG_AT_PATH waits. It makes HANG_WHILE.hung.
+//
+// A count: each process adds its number and the path to the file OPENS for every file that it opens
+// to read, and whose path matches the pattern OPENS_OF.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -55,6 +58,19 @@ void hang(const char* path) {
   while (::access(hangs, F_OK) == 0) ::usleep(1000);
 }
 
+void note_open(const char* path) {
+  static const auto real = next<int (*)(const char*, int, ...)>("open");
+  static const auto put = next<ssize_t (*)(int, const void*, std::size_t)>("write");
+  static const char* const notes = std::getenv("OPENS");
+  static const char* const wanted = std::getenv("OPENS_OF");
+  if (notes == nullptr || wanted == nullptr || ::fnmatch(wanted, path, 0) != 0) return;
+  char line[4096];
+  const int length = std::snprintf(line, sizeof line, "%d %s\n", ::getpid(), path);
+  const int file = real(notes, O_CREAT | O_APPEND | O_WRONLY, 0600);
+  if (file < 0 || put(file, line, static_cast<std::size_t>(length)) != length) std::abort();
+  ::close(file);
+}
+
 bool is_the_one() {
   static const auto real = next<int (*)(const char*, int, ...)>("open");
   static const char* const mark = std::getenv("KILL_ONCE");
@@ -84,6 +100,7 @@ int open(const char* path, int flags, ...) {
   va_end(arguments);
   if ((flags & O_CREAT) != 0 && is_pending(path)) count();
   if ((flags & O_CREAT) != 0) hang(path);
+  if ((flags & (O_CREAT | O_ACCMODE)) == O_RDONLY) note_open(path);
   return real(path, flags, mode);
 }
 
