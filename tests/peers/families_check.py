@@ -3,115 +3,47 @@
 """families_check.py: every class behind AutoModelForCausalLM of the installed transformers, with a tiny config.
 
 Each trains 10 steps on 3 ranks with two moves to random cuts, and must have the losses and weights of its own loop, or be refused in
-one line on every rank. `--table FILE` writes what came between the marks of that page; `--only NAME...` runs some.
+one line on every rank. `--only NAME...` runs some kinds, `--rest` those without a result. The results of all runs are kept in a file by
+version of transformers; `--table FILE` writes them between the marks of that page.
 """
 import argparse
 import collections
+import json
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
 import tempfile
 import warnings
 
 import gloo_ranks
+from tiny_configs import MICRO_BATCHES, batch_of, make
 
-RANKS, STEPS, LENGTH, MICRO_BATCHES = 3, 10, 8, 2
+RANKS, STEPS = 3, 10
 LIMIT_S = 120  # of one family
+GROUP = 20  # families that a group of ranks runs, before their results are kept
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MEANINGS = {"equal": "equal bit for bit", "differs": "another loss", "fails": "an error in the middle"}
+# What the line of a kind that is refused, or has no loop, says.
+REASONS = [
+    (r"runs where block", "blocks run more than once"),
+    (r"was not run", "blocks are passed over"),
+    (r"has \d+ lists of", "no list of blocks"),
+    (r"layers one by one|run layer by layer", "blocks are given what other blocks made"),
+    (r"requires the \w+ library", "a package is not installed"),
+    (r"shared_kv_states|hidden_size_per_layer_input must be 0", "it drafts tokens for another model and has no loss"),
+    (r"input batch_size \(0\)", "its loss wants pictures"),
+    (r"its tiny config has", "too large with a tiny config"),
+]
 MARKS = ("<!-- families: written by tests/peers/families_check.py -->", "<!-- families end -->")
-BLOCKS = 4
-# Sizes under the names that configs have for them; what a config does not have is left out.
-SIZES = {
-    "vocab_size": 96, "hidden_size": 32, "n_embd": 32, "d_model": 32, "word_embed_proj_dim": 32, "embedding_size": 32, "dim": 32,
-    "num_hidden_layers": BLOCKS, "n_layer": BLOCKS, "n_layers": BLOCKS, "num_layers": BLOCKS, "decoder_layers": BLOCKS,
-    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "decoder_attention_heads": 4, "num_key_value_heads": 2, "num_kv_heads": 2,
-    "intermediate_size": 48, "ffn_dim": 48, "decoder_ffn_dim": 48, "n_inner": 48, "d_ff": 48, "ffn_hidden_size": 48, "head_dim": 8,
-    "max_position_embeddings": 64, "n_positions": 64, "n_ctx": 64, "max_seq_len": 64, "sliding_window": 4, "moe_intermediate_size": 16,
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1,
-    "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-    "v_head_dim": 8, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_num_heads": 4,
-    "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "state_size": 8, "mamba_n_groups": 1, "mamba_dt_rank": 4, "time_step_rank": 4,
-    "query_pre_attn_scalar": 8, "lru_width": 32, "attention_window_size": 8, "use_mamba_kernels": False, "mamba_ngroups": 1,
-    "n_mamba_heads": 1, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "rotary_dim": 4, "n_mlp": 48, "d_kv": 8,
-    "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "num_codebooks": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 0,
-    "intermediate_size_mlp": 48, "attention_chunk_size": 4, "global_head_dim": 8, "mamba_expand": 2, "expand": 2,
-    # Special tokens lie in the vocabulary.
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}
-OFF = ("dropout", "dropout_rate", "attention_dropout", "activation_dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "embd_pdrop",
-       "attn_pdrop", "attention_probs_dropout_prob", "residual_dropout", "embedding_dropout", "resid_dropout", "ffn_dropout_rate",
-       "layerdrop", "decoder_layerdrop", "summary_first_dropout", "classifier_dropout", "emb_pdrop", "embed_dropout")
-
-
-# What no rule about names gives.
-OWN = {
-    "gpt_neo": {"attention_types": [[["global", "local"], BLOCKS // 2]]}, "mamba2": {"num_heads": 4, "head_dim": 16},
-    "falcon_h1": {"mamba_d_ssm": 64}, "zaya": {"num_experts_per_tok": 1}, "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (BLOCKS // 2)},
-    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"}, "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"] * 2},
-}
-
-
-def sizes_of(default):
-    """Small sizes for the keys that a config has; parts for pictures and sounds have two blocks."""
-    known = set(default.to_dict()) | set(getattr(default, "attribute_map", {}))
-    given = {key: value for key, value in SIZES.items() if key in known}
-    given.update({key: 0.0 for key in OFF if key in known})
-    for key in ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "attn_layer_types"):
-        value = getattr(default, key, None) if key in default.to_dict() and not isinstance(getattr(type(default), key, None), property) else None
-        if isinstance(value, (list, tuple)) and value:
-            kinds = list(dict.fromkeys(value))
-            given[key] = [kinds[index % len(kinds)] for index in range(BLOCKS)]
-    if "kv_lora_rank" in known and "num_key_value_heads" in known:
-        given["num_key_value_heads"] = given.get("num_attention_heads", 4)
-    if "shared_intermediate_size" in known and "layer_types" in known:
-        given["layer_types"] = ["mamba", "attention"] * (BLOCKS // 2)
-    if "attn_layer_indices" in known:
-        given["attn_layer_indices"] = [1, 3]
-    if "is_decoder" in known:
-        given.update(is_decoder=True)
-    if "patch_size" in known or "num_mel_bins" in known:
-        given.update({key: 2 for key, value in given.items() if value == BLOCKS and "layer" in key})
-    for name in getattr(type(default), "sub_configs", {}):
-        part = getattr(default, name, None)
-        if hasattr(part, "to_dict"):
-            given[name] = type(part)(**{**sizes_of(part), **OWN.get(part.model_type, {})})
-    return given
-
-
-def config_of(kind):
-    """A tiny config: the class's own keys, with small sizes."""
-    from transformers import AutoConfig
-
-    given = {**sizes_of(AutoConfig.for_model(kind)), **OWN.get(kind, {})}
-    return AutoConfig.for_model(kind, **given, tie_word_embeddings=False, is_encoder_decoder=False)
-
-
-def make(kind):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config_of(kind)).parameters())
-    if count > 20_000_000:
-        raise ValueError(f"its tiny config has {count} parameters")
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config_of(kind)).train()
-
-
-def batch_of(step):
-    import torch
-
-    ids = torch.randint(3, 90, (MICRO_BATCHES, LENGTH + step % 2), generator=torch.Generator().manual_seed(step))
-    return {"input_ids": ids, "labels": ids.clone()}
 
 
 def optimizer_of(model):
     import torch
 
     return torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3)
-
 
 
 def loop(kind, seed=None):
@@ -241,49 +173,83 @@ def kinds_behind_auto():
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def sweep(kinds):
-    """What came of each family, on all ranks the same; a group that ended goes on behind the family that ended it."""
-    found, rest = {}, list(kinds)
+def sweep(kinds, keep):
+    """Gives what came of each family, on all ranks the same, to `keep`. A group that ended goes on behind the family that ended it."""
+    rest = list(kinds)
     with tempfile.TemporaryDirectory() as folder:
         while rest:
-            gloo_ranks.run([sys.executable, __file__, "--rank", folder, "--only", *rest], RANKS, LIMIT_S * (len(rest) + 1))
-            for kind in list(rest):
+            some = rest[:GROUP]
+            gloo_ranks.run([sys.executable, __file__, "--rank", folder, "--only", *some], RANKS, LIMIT_S * (len(some) + 1))
+            for kind in some:
                 paths = [pathlib.Path(folder, f"{kind}.{rank}") for rank in range(RANKS)]
                 said = [tuple(path.read_text().partition("\t")[::2]) if path.exists() else ("?fails", "a rank ended or hung") for path in paths]
                 ended = any(verdict.startswith("?") for verdict, _ in said)  # the group has, in the middle
                 said = [(verdict.lstrip("?"), why) for verdict, why in said]
                 rest.remove(kind)
                 verdicts = {verdict for verdict, _ in said}
-                if len(set(said)) == 1:
-                    found[kind] = said[0]
-                elif len(verdicts) == 1 and verdicts != {"refused"}:
-                    found[kind] = said[0]
+                if len(set(said)) == 1 or len(verdicts) == 1 and verdicts != {"refused"}:
+                    found = said[0]
                 else:
                     worst = next((one for one in said if one[0] in ("differs", "fails")), said[0])
-                    found[kind] = worst if worst[0] != "refused" else ("fails", "ranks say different lines")
-                print(f"{kind}: {found[kind][0]} {found[kind][1]}", flush=True)
+                    found = worst if worst[0] != "refused" else ("fails", "ranks say different lines")
+                print(f"{kind}: {found[0]} {found[1]}", flush=True)
+                keep(kind, found)
                 if ended:
                     break
-    return found
+
+
+class Results:
+    """What came of each kind with one version of transformers, in a file that runs of some kinds add to."""
+
+    def __init__(self, path, version):
+        self.path, self.version = path, version
+        self._all = json.loads(path.read_text()) if path.exists() else {}
+        self.found = {kind: tuple(came) for kind, came in self._all.get(version, {}).items()}
+
+    def keep(self, kind, came):
+        self.found[kind] = came
+        self._all[self.version] = dict(sorted(self.found.items()))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self._all, indent=1) + "\n")
+
+
+def meaning_of(came):
+    """What a result means, in words that many kinds share."""
+    verdict, why = came
+    if verdict in MEANINGS:
+        return MEANINGS[verdict]
+    return f"{verdict}: {next((meaning for pattern, meaning in REASONS if re.search(pattern, why)), 'for a reason of its own')}"
 
 
 def table(found, version):
     counts = collections.Counter(verdict for verdict, _ in found.values())
-    told = {"equal": "equal bit for bit", "refused": "refused", "differs": "another loss", "fails": "an error in the middle",
-            "no loop": "the class has no loop with a tiny config here"}
-    lines = [f"Of {len(found)} kinds of transformers {version}, {len(found) - counts['no loop']} have a loop with a tiny config here, and "
-             f"{counts['equal']} of them are equal bit for bit. The check prints the line of each refusal.", "", "| kinds | |", "| --- | --- |"]
-    for verdict, meaning in told.items():
-        kinds = [kind for kind, (came, _) in found.items() if came == verdict]
-        if kinds:
-            lines.append(f"| {f'{len(kinds)} others' if verdict == 'no loop' else ' '.join(kinds)} | {meaning} |")
-    return "\n".join(lines)
+    loops = len(found) - counts["no loop"]
+    lines = [f"Of {len(found)} kinds of transformers {version}, {loops} have a loop with a tiny config here, and {counts['equal']} of them are "
+             "equal bit for bit. The check prints the line of each refusal.", "", "| kinds | |", "| --- | --- |"]
+    order = ["equal", "differs", "fails", "refused", "no loop"]
+    rows = collections.defaultdict(list)
+    for kind, came in sorted(found.items()):
+        rows[order.index(came[0]), meaning_of(came)].append(kind)
+    return "\n".join([*lines, *(f"| {' '.join(kinds)} | {meaning} |" for (_, meaning), kinds in sorted(rows.items()))])
+
+
+def write_table(page, results, known):
+    """Writes the page's table again, of all known kinds. Returns the line of a refusal, if there is one."""
+    missing = [kind for kind in known if kind not in results.found]
+    if missing:
+        return f"--table: {results.path} has no result of {len(missing)} kinds such as {missing[0]}, wanted all; add --rest to run them"
+    before, rest = page.read_text().split(MARKS[0])
+    found = {kind: results.found[kind] for kind in known}
+    page.write_text(f"{before}{MARKS[0]}\n{table(found, results.version)}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+    return ""
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dynmo", help="the program; its build folder has the package")
-    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--rest", action="store_true", help="only kinds without a result in the file of --results")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "build" / "families.json", help="what has come so far, kept by all runs")
     parser.add_argument("--rank", help="folder of the results; this process is one rank")
     parser.add_argument("--table", type=pathlib.Path, help="a page, whose table is written again")
     arguments = parser.parse_args()
@@ -293,19 +259,21 @@ def main():
     gloo_ranks.use_package(arguments.dynmo)
     import transformers
 
-    found = sweep(arguments.only or kinds_behind_auto())
-    if arguments.table:
-        page = arguments.table.read_text()
-        before, rest = page.split(MARKS[0])
-        arguments.table.write_text(f"{before}{MARKS[0]}\n{table(found, transformers.__version__)}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
-    for kind, (verdict, why) in found.items():
-        if verdict in ("differs", "fails"):
-            print(f"FAIL {kind}: {verdict}: {why}")
-        elif verdict == "no loop":
-            print(f"SKIP {kind}: {why}")
-        else:
-            print(f"PASS {kind}")
-    return 1 if any(verdict in ("differs", "fails") for verdict, _ in found.values()) else 0
+    known, results = kinds_behind_auto(), Results(arguments.results, transformers.__version__)
+    unknown = [kind for kind in arguments.only or [] if kind not in known]
+    if unknown:
+        print(f"--only {unknown[0]}: transformers {transformers.__version__} has no such kind behind AutoModelForCausalLM, wanted one such as llama")
+        return 2
+    run = [kind for kind in arguments.only or known if not arguments.rest or kind not in results.found]
+    sweep(run, results.keep)
+    if arguments.table and (refused := write_table(arguments.table, results, known)):
+        print(refused)
+        return 2
+    bad = [kind for kind in run if results.found[kind][0] in ("differs", "fails")]
+    for kind in run:
+        verdict, why = results.found[kind]
+        print(f"FAIL {kind}: {verdict}: {why}" if kind in bad else f"SKIP {kind}: {why}" if verdict == "no loop" else f"PASS {kind}")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

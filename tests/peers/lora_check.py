@@ -16,7 +16,8 @@ import tempfile
 import warnings
 
 import gloo_ranks
-from families_check import RANKS, batch_of, config_of, random_plan
+from families_check import RANKS, random_plan
+from tiny_configs import batch_of, class_and_config
 
 CASES = list(itertools.product(("llama", "qwen3"), ("no", "plain", "reentrant"), ("1f1b", "zb-h1")))
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "torch" / "lora.py"
@@ -28,11 +29,11 @@ STEPS, MICRO_BATCHES, LIMIT_S = 6, 2, 1800
 def make(kind, checkpointing):
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     adapters = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    model = get_peft_model(AutoModelForCausalLM.from_config(config_of(kind)), adapters)
+    model_class, config = class_and_config(kind)
+    model = get_peft_model(model_class._from_config(config), adapters)
     if checkpointing != "no":
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
         model.enable_input_require_grads()

@@ -8,6 +8,7 @@ import unittest
 
 RUN = pathlib.Path(__file__).resolve().parents[1] / "peers" / "run.py"
 sys.path.append(str(RUN.parent))
+import families_check
 import gloo_ranks
 
 
@@ -30,6 +31,42 @@ class Ranks(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
         self.assertEqual((done.returncode, done.stderr), (2, ""))
         self.assertRegex(done.stdout, r"^FAIL .*: its ranks cannot import dynmo.torch \(.*\), wanted --dynmo PROGRAM of a build folder, .*\n$")
+
+
+class Families(unittest.TestCase):
+    """The table of kinds of transformers, which runs of some kinds make together."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.path, self.page = pathlib.Path(scratch.name, "build", "families.json"), pathlib.Path(scratch.name, "page.md")
+
+    def test_a_table_of_two_runs(self):
+        first = families_check.Results(self.path, "5.1.0")
+        first.keep("llama", ("differs", "loss of step 3"))
+        first.keep("git", ("no loop", "ValueError: Expected input batch_size (0) to match"))
+        first.keep("odd", ("no loop", "KeyError: 'odd'"))
+        families_check.Results(self.path, "5.2.0").keep("llama", ("fails", "with another version"))
+        second = families_check.Results(self.path, "5.1.0")
+        for kind in ("llama", "bloom"):
+            second.keep(kind, ("equal", "1 carried"))
+        second.keep("dory", ("refused", "model: block 1 runs where block 3 was expected"))
+        self.page.write_text("\n".join(["# Page", *families_check.MARKS, "behind"]))
+        results = families_check.Results(self.path, "5.1.0")
+        self.assertEqual(families_check.write_table(self.page, results, ["bloom", "dory", "git", "llama", "odd"]), "")
+        self.assertEqual(self.page.read_text().splitlines()[:1] + self.page.read_text().splitlines()[2:], [
+            "# Page",
+            "Of 5 kinds of transformers 5.1.0, 3 have a loop with a tiny config here, and 2 of them are equal bit for bit. The check prints "
+            "the line of each refusal.", "", "| kinds | |", "| --- | --- |", "| bloom llama | equal bit for bit |",
+            "| dory | refused: blocks run more than once |", "| odd | no loop: for a reason of its own |",
+            "| git | no loop: its loss wants pictures |", families_check.MARKS[1], "behind"])
+
+    def test_a_table_without_some_results_is_refused(self):
+        results = families_check.Results(self.path, "5.1.0")
+        results.keep("llama", ("equal", ""))
+        self.assertEqual(families_check.write_table(self.page, results, ["gpt2", "llama", "mamba"]),
+                         f"--table: {self.path} has no result of 2 kinds such as gpt2, wanted all; add --rest to run them")
+        self.assertFalse(self.page.exists())
 
 
 class Runner(unittest.TestCase):
