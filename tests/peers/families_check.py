@@ -4,7 +4,7 @@
 
 Each trains 10 steps on 3 ranks with two moves to random cuts, and must have the losses and weights of its own loop, or be refused in
 one line on every rank. `--only NAME...` runs some kinds, `--rest` those without a result. The results of all runs are kept in a file by
-version of transformers; `--table FILE` writes them between the marks of that page.
+version of transformers. `--table FILE` writes them between the marks of that page, where the rows of other kinds stay.
 """
 import argparse
 import collections
@@ -221,26 +221,34 @@ def meaning_of(came):
     return f"{verdict}: {next((meaning for pattern, meaning in REASONS if re.search(pattern, why)), 'for a reason of its own')}"
 
 
-def table(found, version):
-    counts = collections.Counter(verdict for verdict, _ in found.values())
-    loops = len(found) - counts["no loop"]
-    lines = [f"Of {len(found)} kinds of transformers {version}, {loops} have a loop with a tiny config here, and {counts['equal']} of them are "
-             "equal bit for bit. The check prints the line of each refusal.", "", "| kinds | |", "| --- | --- |"]
-    order = ["equal", "differs", "fails", "refused", "no loop"]
-    rows = collections.defaultdict(list)
-    for kind, came in sorted(found.items()):
-        rows[order.index(came[0]), meaning_of(came)].append(kind)
-    return "\n".join([*lines, *(f"| {' '.join(kinds)} | {meaning} |" for (_, meaning), kinds in sorted(rows.items()))])
+def meanings_in(text, version):
+    """What a page's table says of each kind, if it is of this version."""
+    if f"kinds of transformers {version}," not in text:
+        return {}
+    rows = re.findall(r"^\| ([^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
+    return {kind: meaning for kinds, meaning in rows for kind in kinds.split()}
+
+
+def table(meanings, version):
+    told = collections.Counter(meaning.partition(":")[0] for meaning in meanings.values())
+    lines = [f"Of {len(meanings)} kinds of transformers {version}, {len(meanings) - told['no loop']} have a loop with a tiny config here, and "
+             f"{told[MEANINGS['equal']]} of them are equal bit for bit. The check prints the line of each refusal.", "", "| kinds | |", "| --- | --- |"]
+    order = [*MEANINGS.values(), "refused", "no loop"]
+    for meaning in sorted(set(meanings.values()), key=lambda meaning: (order.index(meaning.partition(":")[0]), meaning)):
+        lines.append(f"| {' '.join(sorted(kind for kind, other in meanings.items() if other == meaning))} | {meaning} |")
+    return "\n".join(lines)
 
 
 def write_table(page, results, known):
-    """Writes the page's table again, of all known kinds. Returns the line of a refusal, if there is one."""
-    missing = [kind for kind in known if kind not in results.found]
-    if missing:
-        return f"--table: {results.path} has no result of {len(missing)} kinds such as {missing[0]}, wanted all; add --rest to run them"
+    """Writes the page's table again; kinds without a result stay in their rows. Returns the line of a refusal, if there is one."""
     before, rest = page.read_text().split(MARKS[0])
-    found = {kind: results.found[kind] for kind in known}
-    page.write_text(f"{before}{MARKS[0]}\n{table(found, results.version)}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+    old, behind = rest.split(MARKS[1])
+    meanings = {**meanings_in(old, results.version), **{kind: meaning_of(came) for kind, came in results.found.items()}}
+    missing = [kind for kind in known if kind not in meanings]
+    if missing:
+        return (f"--table: neither {results.path} nor {page} has a result of {len(missing)} kinds of transformers {results.version} such as "
+                f"{missing[0]}, wanted all; add --rest to run them")
+    page.write_text(f"{before}{MARKS[0]}\n{table({kind: meanings[kind] for kind in known}, results.version)}\n{MARKS[1]}{behind}")
     return ""
 
 

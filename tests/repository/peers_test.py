@@ -52,21 +52,34 @@ class Families(unittest.TestCase):
             second.keep(kind, ("equal", "1 carried"))
         second.keep("dory", ("refused", "model: block 1 runs where block 3 was expected"))
         self.page.write_text("\n".join(["# Page", *families_check.MARKS, "behind"]))
-        results = families_check.Results(self.path, "5.1.0")
-        self.assertEqual(families_check.write_table(self.page, results, ["bloom", "dory", "git", "llama", "odd"]), "")
-        self.assertEqual(self.page.read_text().splitlines()[:1] + self.page.read_text().splitlines()[2:], [
-            "# Page",
+        results, known = families_check.Results(self.path, "5.1.0"), ["bloom", "dory", "git", "llama", "odd"]
+        self.assertEqual(families_check.write_table(self.page, results, known), "")
+        rows = ["| bloom llama | equal bit for bit |", "| dory | refused: blocks run more than once |",
+                "| odd | no loop: for a reason of its own |", "| git | no loop: its loss wants pictures |", families_check.MARKS[1], "behind"]
+        self.assertEqual(self.page.read_text().splitlines(), [
+            "# Page", families_check.MARKS[0],
             "Of 5 kinds of transformers 5.1.0, 3 have a loop with a tiny config here, and 2 of them are equal bit for bit. The check prints "
-            "the line of each refusal.", "", "| kinds | |", "| --- | --- |", "| bloom llama | equal bit for bit |",
-            "| dory | refused: blocks run more than once |", "| odd | no loop: for a reason of its own |",
-            "| git | no loop: its loss wants pictures |", families_check.MARKS[1], "behind"])
+            "the line of each refusal.", "", "| kinds | |", "| --- | --- |", *rows])
+
+        # Another machine runs one kind; the others stay where the page has them.
+        self.path.unlink()
+        third = families_check.Results(self.path, "5.1.0")
+        third.keep("git", ("equal", ""))
+        self.assertEqual(families_check.write_table(self.page, third, known), "")
+        self.assertEqual(self.page.read_text().splitlines()[6:], ["| bloom git llama | equal bit for bit |", *rows[1:3], *rows[4:]])
+        self.assertIn(" 4 have a loop with a tiny config here, and 3 of them", self.page.read_text())
+        other = families_check.Results(self.path, "5.2.0")
+        self.assertIn("has a result of 5 kinds of transformers 5.2.0 such as bloom,", families_check.write_table(self.page, other, known))
 
     def test_a_table_without_some_results_is_refused(self):
         results = families_check.Results(self.path, "5.1.0")
         results.keep("llama", ("equal", ""))
+        text = "\n".join(families_check.MARKS)
+        self.page.write_text(text)
         self.assertEqual(families_check.write_table(self.page, results, ["gpt2", "llama", "mamba"]),
-                         f"--table: {self.path} has no result of 2 kinds such as gpt2, wanted all; add --rest to run them")
-        self.assertFalse(self.page.exists())
+                         f"--table: neither {self.path} nor {self.page} has a result of 2 kinds of transformers 5.1.0 such as gpt2, wanted all; "
+                         "add --rest to run them")
+        self.assertEqual(self.page.read_text(), text)
 
 
 class Runner(unittest.TestCase):
