@@ -221,12 +221,12 @@ def meaning_of(came):
     return f"{verdict}: {next((meaning for pattern, meaning in REASONS if re.search(pattern, why)), 'for a reason of its own')}"
 
 
-def meanings_in(text, version):
-    """What a page's table says of each kind, if it is of this version."""
-    if f"kinds of transformers {version}," not in text:
-        return {}
-    rows = re.findall(r"^\| ([^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
-    return {kind: meaning for kinds, meaning in rows for kind in kinds.split()}
+def meanings_of(page, results):
+    """What the results say of each kind; of others what the page's table says, if it is of the same version."""
+    text = page.read_text().split(MARKS[0])[1].split(MARKS[1])[0] if page is not None else ""
+    rows = re.findall(r"^\| ([^|]*) \| ([^|]+) \|$", text, re.MULTILINE) if f"kinds of transformers {results.version}," in text else []
+    old = {kind: meaning for kinds, meaning in rows for kind in kinds.split()}
+    return {**old, **{kind: meaning_of(came) for kind, came in results.found.items()}}
 
 
 def table(meanings, version):
@@ -241,14 +241,14 @@ def table(meanings, version):
 
 def write_table(page, results, known):
     """Writes the page's table again; kinds without a result stay in their rows. Returns the line of a refusal, if there is one."""
-    before, rest = page.read_text().split(MARKS[0])
-    old, behind = rest.split(MARKS[1])
-    meanings = {**meanings_in(old, results.version), **{kind: meaning_of(came) for kind, came in results.found.items()}}
+    meanings = meanings_of(page, results)
     missing = [kind for kind in known if kind not in meanings]
     if missing:
         return (f"--table: neither {results.path} nor {page} has a result of {len(missing)} kinds of transformers {results.version} such as "
                 f"{missing[0]}, wanted all; add --rest to run them")
-    page.write_text(f"{before}{MARKS[0]}\n{table({kind: meanings[kind] for kind in known}, results.version)}\n{MARKS[1]}{behind}")
+    before, rest = page.read_text().split(MARKS[0])
+    written = table({kind: meanings[kind] for kind in known}, results.version)
+    page.write_text(f"{before}{MARKS[0]}\n{written}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
     return ""
 
 
@@ -256,7 +256,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dynmo", help="the program; its build folder has the package")
     parser.add_argument("--only", nargs="+", metavar="NAME")
-    parser.add_argument("--rest", action="store_true", help="only kinds without a result in the file of --results")
+    parser.add_argument("--rest", action="store_true", help="only kinds without a result in the file of --results and on the page of --table")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "build" / "families.json", help="what has come so far, kept by all runs")
     parser.add_argument("--rank", help="folder of the results; this process is one rank")
     parser.add_argument("--table", type=pathlib.Path, help="a page, whose table is written again")
@@ -272,7 +272,11 @@ def main():
     if unknown:
         print(f"--only {unknown[0]}: transformers {transformers.__version__} has no such kind behind AutoModelForCausalLM, wanted one such as llama")
         return 2
-    run = [kind for kind in arguments.only or known if not arguments.rest or kind not in results.found]
+    if arguments.table and (not arguments.table.exists() or any(mark not in arguments.table.read_text() for mark in MARKS)):
+        print(f"--table {arguments.table}: it is no page with the lines {MARKS[0]} and {MARKS[1]}, wanted one")
+        return 2
+    told = meanings_of(arguments.table, results) if arguments.rest else {}
+    run = [kind for kind in arguments.only or known if kind not in told]
     sweep(run, results.keep)
     if arguments.table and (refused := write_table(arguments.table, results, known)):
         print(refused)
