@@ -59,8 +59,7 @@ def sizes_of(default):
     if "shared_intermediate_size" in known and "layer_types" in known:
         given["layer_types"] = ["mamba", "attention"] * (BLOCKS // 2)
     for key in known:
-        value = getattr(default, key, None)
-        if "vocab" in key and "offset" not in key and type(value) is int and value > LARGE:
+        if "vocab" in key and "offset" not in key and isinstance(getattr(default, key, None), int) and getattr(default, key) > LARGE:
             given[key] = VOCABULARY
     if "attn_layer_indices" in known:
         given["attn_layer_indices"] = [1, 3]
