@@ -38,7 +38,8 @@ OWN = {
     "falcon_h1": {"mamba_d_ssm": 64}, "zaya": {"num_experts_per_tok": 1}, "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (BLOCKS // 2)},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"}, "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"] * 2},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},  # its default has no rope_theta, which its blocks read
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},  # its blocks read what its default has not
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4, "indexer_compress_ratio": 2},
     "dots3_note_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16,
                         "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8, "shared_experts_intermediate_size": 16},
 }
