@@ -16,7 +16,8 @@ class Refusals(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.root = pathlib.Path(temporary.name) / "repository"
-        for name in ("CMakeLists.txt", "README.md", "tests/docs/blocks.py", *(f"scripts/{script}" for script in ("bare-systems", "debs", "image", "ways", "wheels"))):
+        for name in (".dockerignore", "CMakeLists.txt", "Dockerfile", "README.md", "tests/docs/blocks.py",
+                     *(f"scripts/{script}" for script in ("bare-systems", "debs", "dockerfile_steps.py", "image", "ways", "wheels"))):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.root / name)
         (self.root / ".gitignore").write_text("/out/\n/roots/\n__pycache__/\n")
@@ -46,7 +47,7 @@ class Refusals(unittest.TestCase):
         self.refused("wheels", "'sid' is not known here, wanted one of --test, --roots DIR, --out DIR, bookworm, trixie", "sid")
         self.refused("debs", "'trixie' is not known here, wanted --roots DIR or --out DIR", "trixie")
         self.refused("ways", "'rpm' is not known here, wanted one of --roots DIR, --out DIR, pip, deb, source", "rpm")
-        self.refused("image", "'core' is not known here, wanted --roots DIR or --out DIR", "core")
+        self.refused("image", "'core' is not known here, wanted --no-builder, --roots DIR or --out DIR", "core")
         for script in ("wheels", "debs", "ways", "image"):
             self.refused(script, "--out has no folder: wanted one", "--out")
 
@@ -74,10 +75,19 @@ class Refusals(unittest.TestCase):
         self.refused("debs", wanted, "--out", self.out, DYNMO_TORCH_DIR=str(self.root))
         self.refused("debs", wanted, "--out", self.out, DYNMO_TORCH_DIR="", DYNMO_CACHE=str(self.root))
 
+    def test_what_is_not_carried_out_without_a_builder(self):
+        dockerfile = self.root / "Dockerfile"
+        dockerfile.write_text(dockerfile.read_text() + "HEALTHCHECK NONE\n")
+        line = len(dockerfile.read_text().splitlines())
+        self.refused("image", f"Dockerfile:{line}: HEALTHCHECK is not carried out here, wanted one of ARG, COPY", "--no-builder", "--out", self.out)
+        shutil.copy2(ROOT / "Dockerfile", dockerfile)
+        (self.root / ".dockerignore").write_text("/build/\n/README.md\n")
+        self.refused("image", ".dockerignore leaves out README.md: without a builder, wanted all that is committed", "--no-builder", "--out", self.out)
+
     def test_changes_that_are_not_committed(self):
         self.files()
         (self.root / "new").touch()
-        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", [])):
+        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", []), ("image", ["--no-builder"])):
             self.refused(script, "uncommitted changes: only commits are tried", *words, "--out", self.out)
 
     @unittest.skipUnless(os.geteuid() == 0, "not root")
@@ -89,13 +99,13 @@ class Refusals(unittest.TestCase):
             if shutil.which(name):
                 (tools / name).symlink_to(shutil.which(name))
         (self.root / "roots").mkdir()
-        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", [])):
+        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", []), ("image", ["--no-builder"])):
             self.refused(script, "no debootstrap here", *words, "--out", self.out, "--roots", self.root / "roots", PATH=str(tools), DYNMO_TORCH_DIR=str(self.torch))
 
     @unittest.skipIf(os.geteuid() == 0, "root may")
     def test_users_that_may_not_mount(self):
         self.files()
-        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", [])):
+        for script, words in (("wheels", ["--test"]), ("debs", []), ("ways", []), ("image", []), ("image", ["--no-builder"])):
             self.refused(script, "wanted root, to make and enter bare systems", *words, "--out", self.out)
 
 
