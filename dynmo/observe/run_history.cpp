@@ -109,6 +109,8 @@ void add_traffic_of(const RunFolder& folder, RunHistory& history) {
 
 }  // namespace
 
+bool is_measured(const StepEntry& step) { return !std::isnan(step.step_s); }
+
 RunHistory::Ranks RunHistory::ranks_of(const plan::Plan& plan, int replicas) {
   return {plan.ranks * replicas, static_cast<int>(plan::ranks_at_work(plan).size()) * replicas};
 }
@@ -124,11 +126,13 @@ void RunHistory::add(StepEntry entry, const Ranks& ranks) {
   const auto loss = std::bit_cast<std::uint64_t>(finite_or_nan(entry.loss));
   steps_.losses = digest_of(fmt::format("{} {:016x}", steps_.losses.hex(), loss));
   if (steps_.count == 0) steps_.first_ranks = ranks.all;
-  totals_.working_s += ranks.at_work * entry.step_s;
-  totals_.idle_s += (ranks.all - ranks.at_work) * entry.step_s;
-  totals_.saved_s += std::max(0, steps_.first_ranks - ranks.all) * entry.step_s;
-  steps_.seconds += entry.step_s;
-  steps_.tokens += entry.tokens;
+  if (is_measured(entry)) {
+    totals_.working_s += ranks.at_work * entry.step_s;
+    totals_.idle_s += (ranks.all - ranks.at_work) * entry.step_s;
+    totals_.saved_s += std::max(0, steps_.first_ranks - ranks.all) * entry.step_s;
+    steps_.seconds += entry.step_s;
+    steps_.tokens += entry.tokens;
+  }
   add_facts(steps_.sums, entry, OverSteps::kSum);
   if (entry.moved_layers > 0) {
     ++steps_.moves;
@@ -197,13 +201,29 @@ void RunHistory::add_traffic(const TrafficInterval& interval) {
 
 StepFacts RunHistory::over_steps() const {
   StepFacts facts = steps_.sums;
-  for (const StepEntry& step : steps_.sample) add_facts(facts, step, OverSteps::kMean);
-  make_means(facts, steps_.sample.size());
+  std::size_t measured = 0;
+  for (const StepEntry& step : steps_.sample) {
+    if (!is_measured(step)) continue;
+    add_facts(facts, step, OverSteps::kMean);
+    ++measured;
+  }
+  make_means(facts, measured);
   return facts;
 }
 
 double RunHistory::tokens_per_s() const {
   return steps_.seconds > 0 ? static_cast<double>(steps_.tokens) / steps_.seconds : 0;
+}
+
+double RunHistory::newest_tokens_per_s() const {
+  double seconds = 0;
+  std::int64_t tokens = 0;
+  for (const StepEntry& step : steps_.newest) {
+    if (!is_measured(step)) continue;
+    seconds += step.step_s;
+    tokens += step.tokens;
+  }
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
 Expected<RunHistory> read_history(const RunFolder& folder, RunHistory::Run run,

@@ -33,6 +33,9 @@ struct StepEntry : StepFacts {
   std::vector<cost::LayerSample> layers = {};
   plan::Plan plan = {};
 };
+// Returns whether the step was measured. dynmo.torch does not measure a step with fewer
+// micro-batches. The time of such a step is NaN, and only its losses and moves count.
+[[nodiscard]] bool is_measured(const StepEntry& step);
 
 // Intentionally copyable. Its size is bounded for any number of steps.
 class RunHistory {
@@ -88,8 +91,9 @@ class RunHistory {
   // the number every fourth, ...
   [[nodiscard]] const std::vector<StepEntry>& sample() const { return steps_.sample; }
   [[nodiscard]] const std::deque<StepEntry>& newest() const { return steps_.newest; }
-  [[nodiscard]] double seconds() const { return steps_.seconds; }  // of all steps
+  [[nodiscard]] double seconds() const { return steps_.seconds; }  // of measured steps
   [[nodiscard]] double tokens_per_s() const;
+  [[nodiscard]] double newest_tokens_per_s() const;
   // Returns the facts of a summary: sums over all steps, and means over the sample.
   [[nodiscard]] StepFacts over_steps() const;
   [[nodiscard]] int moves() const { return steps_.moves; }

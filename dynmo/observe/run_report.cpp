@@ -17,6 +17,7 @@
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/observe/run_head.h"
 #include "dynmo/observe/run_history.h"
+#include "dynmo/observe/run_summary.h"
 #include "dynmo/observe/table.h"
 
 namespace dynmo::observe {
@@ -371,11 +372,8 @@ Expected<std::string> read_report(const std::filesystem::path& folder) {
   std::vector<RunCurves> curves;
   for (const RunSummary& run : summary.runs) {
     DYNMO_ASSIGN(const RunHistory history, read_history(home(run), {.name = run.name}, run.steps));
-    RunCurves& curve = curves.emplace_back();
-    for (const StepEntry& step : history.sample()) {
-      curve.imbalance.push_back(step.imbalance);
-      curve.bubble.push_back(step.bubble);
-    }
+    curves.push_back({.imbalance = measured_values(history, &StepFacts::imbalance),
+                      .bubble = measured_values(history, &StepFacts::bubble)});
   }
   std::string text;
   for (const std::string& line : report_lines(summary, curves, folder.string())) {

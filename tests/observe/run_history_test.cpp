@@ -14,6 +14,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/observe/event_log.h"
 #include "dynmo/observe/load_trace_writer.h"
+#include "dynmo/observe/run_summary.h"
 #include "dynmo/observe/step_record.h"
 #include "tests/support/temp_folder.h"
 
@@ -194,6 +195,35 @@ TEST_F(RunHistoryOfAFolder, ARankThatTakesOverReadsAllLossesAndTheNewestEvents) 
   EXPECT_EQ(std::ranges::count_if(*some, is_loss), 20);
   EXPECT_LT(some->size(), all->size());
   EXPECT_EQ(some->back().step, 1999);
+}
+
+// dynmo.torch does not measure a step with fewer micro-batches.
+TEST(RunHistory, CountsAStepThatWasNotMeasuredWithoutItsTime) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  RunHistory some({.name = "run"});
+  RunHistory all({.name = "run"});
+  for (std::int64_t step = 0; step < 12; ++step) {
+    const bool short_step = step == 5 || step == 10;
+    StepRecord record = record_of(step, 0);
+    record.predicted_s = short_step ? 0 : 0.1;
+    if (!short_step) all.add({static_cast<const StepFacts&>(record), step, 100}, {2, 2});
+    if (short_step) record.step_s = record.busy_s = record.imbalance = record.bubble = kNone;
+    some.add({static_cast<const StepFacts&>(record), step, 100}, {2, 2});
+  }
+  const RunSummary found = summarize(some, 2);
+  const RunSummary wanted = summarize(all, 2);
+  EXPECT_EQ(found.steps, wanted.steps + 2);
+  EXPECT_EQ(found.seconds, wanted.seconds);
+  EXPECT_EQ(found.tokens_per_s, wanted.tokens_per_s);
+  EXPECT_EQ(found.step_time_s, wanted.step_time_s);
+  EXPECT_EQ(found.imbalance, wanted.imbalance);
+  EXPECT_EQ(found.bubble, wanted.bubble);
+  EXPECT_EQ(found.predicted_steps, wanted.predicted_steps);
+  EXPECT_EQ(found.prediction_error_worst, wanted.prediction_error_worst);
+  EXPECT_NE(found.loss_digest, wanted.loss_digest);
+  // The newest ten steps have eight that were measured.
+  EXPECT_NEAR(found.end_tokens_per_s, 8 * 100 / 0.82, 1e-9);
+  EXPECT_EQ(some.totals().working_s, all.totals().working_s);
 }
 
 cost::ModelCost costs_of(double seconds) {

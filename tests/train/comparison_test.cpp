@@ -7,6 +7,7 @@
 
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/freezing/schedule.h"
+#include "dynmo/observe/run_summary.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/runtime/step_report.h"
 
@@ -182,7 +183,7 @@ TEST(Comparison, PredictionErrorCountsFromTheFirstMove) {
     }
     add(series, step, plan);
   }
-  const PredictionError error = prediction_error(series);
+  const observe::PredictionError error = observe::prediction_error(series);
   EXPECT_EQ(error.steps, 3);
   EXPECT_NEAR(error.worst, 0.2, 1e-12);
   EXPECT_NEAR(error.median, 0.0, 1e-12);

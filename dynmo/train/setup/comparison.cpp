@@ -2,13 +2,11 @@
 #include "dynmo/train/setup/comparison.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
 
 #include "dynmo/control/profiler.h"
 #include "dynmo/core/digest.h"
-#include "dynmo/core/median.h"
 #include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/migration.h"
@@ -45,20 +43,6 @@ bool one_stage_a_rank(schedule::ScheduleKind kind) {
 }
 
 }  // namespace
-
-PredictionError prediction_error(const observe::RunHistory& run) {
-  std::vector<double> errors;
-  for (const observe::StepEntry& step : run.sample()) {
-    if (step.step < run.first_move() || step.predicted_s <= 0) continue;
-    const double measured = step.step_s - observe::balancing_s(step);
-    errors.push_back(std::abs(step.predicted_s - measured) / measured);
-  }
-  PredictionError result{.steps = static_cast<int>(errors.size())};
-  if (errors.empty()) return result;
-  result.worst = *std::max_element(errors.begin(), errors.end());
-  result.median = median(std::move(errors));
-  return result;
-}
 
 Expected<Comparison> compare(const observe::RunHistory& baseline,
                              const observe::RunHistory& balanced, const cost::ModelCost& known,

@@ -2,7 +2,7 @@
 #pragma once
 
 // A comparison reports the effect of balancing in two runs of the same training. It has the
-// speed-up, the best possible one, the cost of decisions, and predicted against measured step time.
+// speed-up and the best possible one.
 
 #include <cstdint>
 #include <functional>
@@ -10,17 +10,8 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/observe/run_history.h"
-#include "dynmo/observe/summary.h"
 
 namespace dynmo::train {
-
-struct PredictionError {
-  int steps = 0;  // predicted steps, from the first move on (without a move all)
-  // Median of |predicted - measured| / measured. The measured time excludes balancing.
-  double median = 0;
-  double worst = 0;
-};
-[[nodiscard]] PredictionError prediction_error(const observe::RunHistory& run);
 
 struct Comparison {
   double speedup = 0;  // tokens/s of `balanced` / `baseline`
@@ -51,8 +42,5 @@ using GivenCosts = std::function<cost::ModelCost(std::int64_t step)>;
                                            const cost::ModelCost& known, int micro_batches,
                                            int accumulation, int ranks,
                                            const GivenCosts& given = {});
-
-// Returns the fields of "dynmo-summary-1" for one run. `ranks` are those of one replica.
-[[nodiscard]] observe::RunSummary summarize(const observe::RunHistory& run, int ranks);
 
 }  // namespace dynmo::train
