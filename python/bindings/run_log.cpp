@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The files that a run leaves in its folder, written by the same code as that of `dynmo train`.
+#include <fmt/format.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,6 +24,8 @@
 #include "dynmo/observe/metrics/metrics_log.h"
 #include "dynmo/observe/record_writer.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/observe/run_history.h"
+#include "dynmo/observe/run_summary.h"
 #include "dynmo/observe/summary.h"
 #include "dynmo/observe/trace.h"
 #include "dynmo/process/host_memory.h"
@@ -39,11 +43,19 @@ namespace {
 class RunLog {
  public:
   static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank,
-                                                std::int64_t first_step,
+                                                std::int64_t first_step, int replicas,
                                                 const observe::RunScale& scale,
                                                 const std::vector<std::string>& metrics,
                                                 std::int64_t port) {
-    auto log = std::unique_ptr<RunLog>(new RunLog(path, WorldRank(rank), first_step));
+    if (replicas < 1 || scale.ranks < replicas) {
+      return make_error(
+          ErrorCode::kBadInput,
+          "ranks={}, replicas={}, wanted a rank or more for each of 1 replica or more", scale.ranks,
+          replicas);
+    }
+    auto log = std::unique_ptr<RunLog>(new RunLog(path, WorldRank(rank), first_step,
+                                                  {.name = "dynmo.torch", .replicas = replicas}));
+    log->ranks_ = scale.ranks / replicas;
     log->scale_ = scale;
     DYNMO_TRY(log->open_metrics(metrics, port));
     using Records = observe::RecordWriterOptions;
@@ -66,6 +78,8 @@ class RunLog {
     if (const auto failure = records_->take_failure()) omitted_.push_back(failure->message);
     DYNMO_TRY(observe::cut_lines(folder_.records_of(rank_), step));
     DYNMO_TRY(open_records(observe::RecordWriterOptions::Start::kAppend));
+    whole_ = false;
+    moved_ = {};
     scale_.ranks = ranks;
     if (metrics_) metrics_->set_scale(scale_);
     if (!leads) return {};
@@ -101,11 +115,18 @@ class RunLog {
                        const Json& plan) {
     DYNMO_ASSIGN(const plan::Plan next, plan::parse_plan(plan, "plan"));
     event("move", step, observe::move_event(layers, Bytes{bytes}, seconds, next));
+    moved_.moved_layers += layers;
+    moved_.moved_bytes += Bytes{bytes};
     return {};
   }
   Expected<void> record(const Json& json) {
     DYNMO_ASSIGN(observe::StepRecord record, observe::parse_record(json, "record"));
     if (record.memory_bytes == Bytes{0}) record.memory_bytes = process::resident_memory();
+    observe::add_facts(record, std::exchange(moved_, {}), observe::OverSteps::kSum);
+    if (events_ && whole_ && record.rank == rank_.value) {
+      history_.add({static_cast<const observe::StepFacts&>(record), record.step, record.tokens},
+                   {});
+    }
     records_->write(record);
     return {};
   }
@@ -123,14 +144,25 @@ class RunLog {
                       .profiler = told.profiler(),
                       .observed = told.observed()});
   }
-  // Writes what `dynmo report` reads beside the records: the summary of the run, whose fields are
-  // those of "dynmo-summary-1", and its layers' costs.
-  Expected<void> finish(const Json& summary, const Json& profile) {
+  // Writes what `dynmo report` reads beside the records: the summary of the first `steps` steps and
+  // the costs of the layers. Writes nothing if no step was measured. No record follows.
+  Expected<void> finish(std::int64_t steps, const Json& profile) {
     if (!events_) return {};
-    DYNMO_ASSIGN(const observe::Summary read, observe::parse_summary(summary, "summary"));
     DYNMO_ASSIGN(const cost::ModelCost costs, cost::parse_profile(profile, "profile"));
+    if (!whole_) {
+      static_cast<void>(records_->close());  // what it lacks is in failures()
+      auto read = observe::read_history(folder_, history_.run(), steps);
+      if (!read) {
+        omitted_.push_back(fmt::format("no summary of the run: {}", read.error().message));
+        return {};
+      }
+      history_ = *std::move(read);
+    }
+    if (history_.seconds() <= 0) return {};
+    Json summary = observe::summary_json(observe::summarize({&history_}, ranks_));
+    for (const char* unknown : kUnknown) summary["runs"][0].erase(unknown);
     DYNMO_TRY(write_file_durably(folder_.profile(), cost::profile_json(costs).dump(2) + "\n"));
-    return write_file_durably(folder_.summary(), observe::summary_json(read).dump(2) + "\n");
+    return write_file_durably(folder_.summary(), summary.dump(2) + "\n");
   }
   // Says what could not be written, once a file; training goes on.
   std::vector<std::string> failures() {
@@ -154,8 +186,18 @@ class RunLog {
  private:
   using Events = observe::EventLog;
 
-  RunLog(const std::string& path, WorldRank rank, std::int64_t first_step)
-      : folder_(path), rank_(rank), first_step_(first_step) {}
+  // Fields of a summary that only `dynmo train` knows.
+  static constexpr std::array kUnknown = {"validation_step", "validation_loss",
+                                          "checkpoints_written", "checkpoints_failed",
+                                          "checkpoint_s"};
+
+  RunLog(const std::string& path, WorldRank rank, std::int64_t first_step,
+         observe::RunHistory::Run run)
+      : folder_(path),
+        rank_(rank),
+        first_step_(first_step),
+        whole_(first_step == 0),
+        history_(std::move(run)) {}
 
   Expected<void> open_records(observe::RecordWriterOptions::Start start) {
     DYNMO_ASSIGN(records_, observe::RecordWriter::open(
@@ -191,6 +233,10 @@ class RunLog {
   observe::RunFolder folder_;
   WorldRank rank_;
   std::int64_t first_step_;
+  int ranks_ = 1;  // of a replica, at the start
+  bool whole_;     // The history has all steps. Else finish() reads them.
+  observe::RunHistory history_;
+  observe::StepFacts moved_;          // moved_layers and moved_bytes since the newest record
   std::vector<std::string> omitted_;  // why records are missing, of before the newest loss
   observe::RunScale scale_;
   std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
@@ -229,15 +275,15 @@ std::string trace(
 void bind_run_log(nb::module_& module) {
   nb::class_<RunLog>(module, "RunLog", "The files of a rank in the folder of a run.")
       .def(nb::new_([](const std::string& folder, int rank, std::int64_t first_step, int ranks,
-                       const std::vector<std::string>& metrics, std::int64_t metrics_port,
-                       double peak_flops) {
-             return value_or_raise(RunLog::open(folder, rank, first_step,
+                       int replicas, const std::vector<std::string>& metrics,
+                       std::int64_t metrics_port, double peak_flops) {
+             return value_or_raise(RunLog::open(folder, rank, first_step, replicas,
                                                 {.ranks = ranks, .peak_flops = peak_flops}, metrics,
                                                 metrics_port));
            }),
            nb::arg("folder"), nb::arg("rank"), nb::arg("first_step") = 0, nb::arg("ranks") = 1,
-           nb::arg("metrics") = std::vector<std::string>(), nb::arg("metrics_port") = 0,
-           nb::arg("peak_flops") = 0.0)
+           nb::arg("replicas") = 1, nb::arg("metrics") = std::vector<std::string>(),
+           nb::arg("metrics_port") = 0, nb::arg("peak_flops") = 0.0)
       .def("set_step_flops", &RunLog::set_step_flops, nb::arg("flops"))
       .def(
           "start",
@@ -273,12 +319,11 @@ void bind_run_log(nb::module_& module) {
                   "dict[str, typing.Any]) -> None"))
       .def(
           "finish",
-          [](RunLog& self, const nb::dict& summary, const nb::dict& profile) {
-            raise_if_error(self.finish(to_json(summary), to_json(profile)));
+          [](RunLog& self, std::int64_t steps, const nb::dict& profile) {
+            raise_if_error(self.finish(steps, to_json(profile)));
           },
-          nb::arg("summary"), nb::arg("profile"),
-          nb::sig("def finish(self, summary: dict[str, typing.Any], profile: dict[str, "
-                  "typing.Any]) -> None"))
+          nb::arg("steps"), nb::arg("profile"),
+          nb::sig("def finish(self, steps: int, profile: dict[str, typing.Any]) -> None"))
       .def("load", &RunLog::load, nb::arg("step"), nb::arg("frozen_layers"), nb::arg("decisions"))
       .def(
           "go_on",

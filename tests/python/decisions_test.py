@@ -151,14 +151,10 @@ class Files(Case):
     def test_are_reported(self):
         log = _core.RunLog(str(self.folder), 0)
         training = Training(log)
-        run = {"name": "mine", "tokens_per_s": 100.0, "step_time_s": 0.02, "loss_first": 1.0, "loss_last": 1.0, "loss_digest": "",
-               "bubble": 0.1, "imbalance": 0.2, "ranks": 2, "steps": STEPS, "seconds": 0.8}
-        summary = {"format": "dynmo-summary-1", "runs": [run], "speedup": 1, "best_speedup": None, "layers_moved": 1,
-                   "overhead": {"profile": 0, "plan": 0, "migrate": 0}, "predicted_step_time_s": 0.02, "measured_step_time_s": 0.02}
-        self.assert_refused(dynmo.BadInputError, "summary: /runs", log.finish, {**summary, "runs": None}, training.decisions.costs(0))
-        log.finish(summary, training.decisions.costs(FROZEN))
+        self.assert_refused(dynmo.BadInputError, "profile: /layers", log.finish, STEPS, {"format": "dynmo-profile-1", "layers": None})
+        log.finish(STEPS, training.decisions.costs(FROZEN))
         log.close()
-        self.assertIn("layers of mine", self.program("report", self.folder))
+        self.assertIn("layers of dynmo.torch", self.program("report", self.folder))
 
     def test_of_a_rank_beside_the_first_are_its_records(self):
         log = _core.RunLog(str(self.folder), 1)
@@ -167,6 +163,7 @@ class Files(Case):
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"records"})
 
     def test_that_cannot_be_made_are_named(self):
+        self.assert_refused(dynmo.BadInputError, "ranks=1, replicas=2, wanted", _core.RunLog, str(self.folder), 0, replicas=2)
         self.assert_refused(dynmo.BadInputError, "file/records", _core.RunLog, str(self.write("file", "x")), 0)
 
     def test_a_trace_shows_measured_steps(self):

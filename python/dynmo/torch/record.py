@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import warnings
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -19,7 +18,6 @@ from .program import Plan
 from .ranks import Ranks
 
 Path = Union[str, "os.PathLike[str]"]
-KEPT = ("loss", "step_s", "tokens", "bubble", "imbalance", "plan_s", "migrate_s", "predicted_s")  # for the summary: 72 bytes a step
 
 
 @dataclass(frozen=True)
@@ -84,13 +82,10 @@ class Record:
         start = ranks.layout if rows is None else rows
         self._numbers = {number: replica * len(row) + rank for replica, row in enumerate(start) for rank, number in enumerate(row)}
         self._number = self._number_of(ranks.number if rows is None else member)
-        self._leads = self._number == 0
         self._log = RunLog(os.fspath(outputs.run), self._number, first_step=int(rows is not None), ranks=ranks.world,
-                           metrics=list(outputs.metrics), metrics_port=outputs.port, peak_flops=outputs.peak_flops)
+                           replicas=ranks.replicas, metrics=list(outputs.metrics), metrics_port=outputs.port, peak_flops=outputs.peak_flops)
         self._logger, self._step_flops = logger, 0.0
-        self._ranks, self._started, self._replicas = ranks, ranks.world, ranks.replicas
-        self._kept = {name: array("d") for name in ("step", *KEPT)}  # by step; NaN where it was not measured
-        self._moved = 0
+        self._ranks = ranks
         self._log.start(plan.document(), accumulation)
         self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks.world, "steps": steps, "micro_batches": micro_batches,
                                      "program": program})
@@ -112,10 +107,6 @@ class Record:
             self._step_flops = step_flops
             self._log.set_step_flops(step_flops)
         stages = [stage for stage in plan.stages if stage.rank == rank]
-        self._forget_from(step)
-        for name, values in self._kept.items():
-            value = step if name == "step" else facts.get(name)
-            values.append(math.nan if value is None else value)
         self._log.record({
             "format": "dynmo-step-1", "step": step, "rank": self._number, "generation": plan.generation, **facts,
             "first_layer": stages[0].first if stages else 0, "layers": sum(stage.count for stage in stages), "frozen_layers": frozen,
@@ -133,16 +124,13 @@ class Record:
         self._log.decision(step, decisions)
 
     def moved(self, step: int, layers: int, bytes: int, seconds: float, plan: Plan) -> None:
-        self._moved += layers
         self._log.moved(step, layers, bytes, seconds, plan.document())
 
     def go_on(self, recovery: Recovery, why: dict[int, str], source: str, plan: Plan) -> None:
         """Goes back to the step of a recovery. `why` is of the lost ranks; `source` is where their layers come from."""
         step, ranks = recovery.step, sorted(map(self._number_of, recovery.ranks))
         lost = {self._number_of(rank): f"rank {self._number_of(rank)} {why[rank]}" for rank in recovery.lost}
-        self._leads = self._number == ranks[0]
-        self._forget_from(step)
-        self._log.go_on(step, self._leads, sorted(lost), len(ranks))
+        self._log.go_on(step, self._number == ranks[0], sorted(lost), len(ranks))
         if not lost:
             before = [number for number in ranks if number not in map(self._number_of, recovery.joined)]
             self._log.event("size", step, {
@@ -161,8 +149,8 @@ class Record:
     def close(self, step: int, profile: Any) -> None:
         """Ends the files; the summary and the profile of the leader are written where a step was done. What cannot be written is told."""
         self._log.event("end", step)
-        if self._leads and profile is not None and not all(map(math.isnan, self._kept["step_s"])):
-            self._end(lambda: self._log.finish(self._summary(), profile))
+        if profile is not None:
+            self._end(lambda: self._log.finish(step, profile))
         self._end(self._log.close)
         self._tell(self._log.failures())
 
@@ -171,28 +159,3 @@ class Record:
             write()
         except BadInputError as error:
             self._tell([str(error)])
-
-    def _forget_from(self, step: int) -> None:
-        while self._kept["step"] and self._kept["step"][-1] >= step:
-            for values in self._kept.values():
-                values.pop()
-
-    def _summary(self) -> dict[str, Any]:
-        kept = self._kept
-        steps = len(kept["step"])
-        measured = [number for number in range(steps) if not math.isnan(kept["step_s"][number])]
-
-        def mean(name: str) -> float:
-            return sum(kept[name][number] for number in measured) / len(measured)
-
-        run = {
-            "name": "dynmo.torch", "tokens_per_s": mean("tokens") / mean("step_s"), "step_time_s": mean("step_s"),
-            "loss_first": _measured(kept["loss"][0]), "loss_last": _measured(kept["loss"][-1]), "loss_digest": "",
-            "bubble": mean("bubble"), "imbalance": mean("imbalance"), "ranks": self._started, "replicas": self._replicas, "steps": steps,
-            "seconds": mean("step_s") * steps,
-        }
-        return {
-            "format": "dynmo-summary-1", "runs": [run], "speedup": 1, "best_speedup": None, "layers_moved": self._moved,
-            "overhead": {"profile": 0, "plan": mean("plan_s") / mean("step_s"), "migrate": mean("migrate_s") / mean("step_s")},
-            "predicted_step_time_s": kept["predicted_s"][measured[-1]], "measured_step_time_s": mean("step_s"),
-        }
