@@ -11,8 +11,11 @@ import types
 import unittest
 import warnings
 
+import dynmo.torch as dt
+import torch_cases
 from dynmo import _core
 from dynmo.torch.exchange import Told
+from dynmo.torch.live import Balancer
 from dynmo.torch.program import read_plan
 from dynmo.torch.record import Outputs, Record, Recovery
 from torch_support import RankCase
@@ -147,6 +150,17 @@ class Summary(RankCase):
         (said,) = [str(each.message) for each in caught if "no summary" in str(each.message)]
         self.assertRegex(said, r"^no summary of the run: .*events\.jsonl:\d+: ")
         self.assertFalse(pathlib.Path(self.folder / "run" / "summary.json").exists())
+
+    def test_counts_the_time_of_balancing_as_time_of_the_step(self):
+        model = torch_cases.make_model({"family": "llama"})
+        pipe = dt.Pipeline(model, torch_cases.make_optimizer({}, model.parameters()), micro_batches=2)
+        balancer = Balancer(pipe._split, 1, {"micro_batches": 2, "steps": STEPS, "balancer": "optimal"})
+        balancer._plan_s = 1e6  # longer than this test, so the rest of the step is what ranks were busy
+        times = {index: {"forward_s": 1e-3, "boundary_bytes": 0.0} for index in range(len(pipe._split.layers))}
+        told = Told(layers=times, ranks={0: {"busy_s": 2.0, "migrate_s": 0.5}})
+        balancer.observe(told, pipe.plan, 0)
+        self.assertEqual(balancer.facts["step_s"], 1e6 + 2.5)
+        self.assertEqual(balancer.facts["plan_s"] + balancer.facts["migrate_s"], 1e6 + 0.5)
 
     def test_is_absent_where_no_step_was_measured(self):
         training = Training(self.folder / "run")

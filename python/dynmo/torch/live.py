@@ -162,7 +162,7 @@ class Balancer:
             "step_s": step_s,
         }
         facts = self.decisions.observe(step, plan.document(), frozen)
-        self.facts = {**facts, "step_s": step_s, "plan_s": self._plan_s, "update_s": self.times.update_s}
+        self.facts = {**facts, "step_s": step_s + self._plan_s + moving_s, "plan_s": self._plan_s, "update_s": self.times.update_s}
         self._plan_s = 0.0
 
     def decide(self, plan: Plan, step: int) -> Optional[dict[str, Any]]:
