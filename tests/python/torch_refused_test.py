@@ -240,7 +240,8 @@ class Refused(Case):
                 for _ in range(2):
                     make()
             told = [str(one.message).split(", here")[0] for one in said]
-            self.assertEqual(told, [f"dynmo.torch is tested with {name.lower()} 4.0"])
+            # The other one may be untested here, too.
+            self.assertEqual([line for line in told if line.endswith(" 4.0")], [f"dynmo.torch is tested with {name.lower()} 4.0"])
 
     def test_dropout_is_said(self):
         with self.assertWarnsRegex(UserWarning, "draws random numbers"):
