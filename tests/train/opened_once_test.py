@@ -37,15 +37,13 @@ class OpenedOnce(ElasticCase):
         return result
 
     def test_by_the_launcher_and_each_rank(self):
-        self.train("plain")
-        self.assert_once("plain", 4, ["train.bin"])
         self.train("validated", "train.validation_every=2", "train.validation_steps=1")
         self.assert_once("validated", 4, ["train.bin", "validation.bin"])
 
     def test_by_a_rank_that_measures_keys_and_trains_several_models(self):
         self.train("compared", "pruning.enabled=true", "pruning.start=1", "pruning.end=3", "pruning.every=1",
                    "pruning.sparse_above=auto", words=("--compare", "dense,static,balanced"))
-        self.assert_once("compared", 4, ["train.bin"])
+        self.assert_once("compared", 4, ["train.bin", "validation.bin"])
 
     def test_by_a_resumed_rank_that_takes_over_measured_keys(self):
         keys = ("pruning.enabled=true", "pruning.start=1", "pruning.end=3", "pruning.every=1", "pruning.sparse_above=auto",
@@ -54,11 +52,11 @@ class OpenedOnce(ElasticCase):
         (self.folder / "resumed.opens").unlink()
         result = self.train("resumed", *keys, "train.steps=6", words=("--resume",))
         self.assertNotIn("auto     pruning", result.stdout)  # measured once in the run
-        self.assert_once("resumed", 4, ["train.bin"])
+        self.assert_once("resumed", 4, ["train.bin", "validation.bin"])
 
     def test_by_a_dry_run(self):
         self.train("dry", words=("--dry-run",))
-        self.assert_once("dry", 1, ["train.bin"])
+        self.assert_once("dry", 1, ["train.bin", "validation.bin"])
 
     def test_by_a_newcomer(self):
         process = self.start("grown", 1)
@@ -68,7 +66,7 @@ class OpenedOnce(ElasticCase):
         self.done("grown", "stop")
         for each in (process, joiner):
             self.ended(each, code=130)
-        self.assert_once("grown", 1, ["train.bin"])
+        self.assert_once("grown", 1, ["train.bin", "validation.bin"])
 
     def test_the_weights_too(self):
         self.train("before", "checkpoint.every=4")
