@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/fused_attention_impl.h"
 
 namespace dynmo::kernels::generic {
 namespace {
@@ -19,16 +20,9 @@ using at::Tensor;
 // The tensor itself but for bf16.
 Tensor wide(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
 
-// The answers of at::_fused_sdp_choice (sdp::SDPBackend of the library).
-enum class Fused : std::int64_t { kNone = 0, kFlash = 1, kEfficient = 2 };
-
 Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {
-  // Only CUDA has the two operations. Beyond 128 a head's backward pass is not on every device for
-  // which the choice, which is made for the forward pass, says yes.
-  if (!q_BHTK.is_cuda() || q_BHTK.size(3) % 8 != 0 || q_BHTK.size(3) > 128) return Fused::kNone;
-  const auto chosen = static_cast<Fused>(at::_fused_sdp_choice(
-      q_BHTK, k_BHTK, v_BHTK, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
-  return chosen == Fused::kFlash || chosen == Fused::kEfficient ? chosen : Fused::kNone;
+  // Only CUDA has the operations for whole sequences.
+  return q_BHTK.is_cuda() ? fused_choice(q_BHTK, k_BHTK, v_BHTK) : Fused::kNone;
 }
 
 // Scores of each query with the keys it sees, in the statistics type, [B, H, T, T]; -inf for those
@@ -52,6 +46,15 @@ std::pair<Tensor, Tensor> product_of(const Tensor& words, std::int64_t factor) {
 }
 
 }  // namespace
+
+Fused fused_choice(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {
+  // Beyond 128 a head's backward pass is not on every device for which the choice, which is made
+  // for the forward pass, says yes.
+  if (q_BHTK.size(3) % 8 != 0 || q_BHTK.size(3) > 128) return Fused::kNone;
+  const auto chosen = static_cast<Fused>(at::_fused_sdp_choice(
+      q_BHTK, k_BHTK, v_BHTK, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
+  return chosen == Fused::kFlash || chosen == Fused::kEfficient ? chosen : Fused::kNone;
+}
 
 Tensor rstd(const Tensor& x_ND, double epsilon) {
   const auto size = static_cast<double>(x_ND.size(-1));

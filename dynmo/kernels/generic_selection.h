@@ -4,10 +4,13 @@
 // Attention within buckets of queries as compositions of libtorch's, for devices (generic.h). They
 // run on any device, so tests compare them with the kernels on the CPU.
 //
-// The rows of a bucket of a head are a section. Sections are padded to the length of the longest
-// one, and causal_attention() of a device works on all of them. Padding lies behind all rows of its
-// section, so no row sees it. Time and memory are those of the longest section times the number of
-// sections.
+// The rows of a bucket of a head are a section, in one of two forms:
+//
+// - Packed: sections lie one behind the other, and libtorch's fused attention reads on the device
+//   where each begins. Nothing waits. Time is that of the sections' pairs.
+// - Padded: sections have the length of the longest one, and causal_attention() of a device works
+//   on all of them. Padding lies behind all rows of its section, so no row sees it. Time and memory
+//   are those of the longest section times the number of sections.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,13 +25,23 @@ namespace dynmo::kernels::generic {
 // one device. Does not wait for it.
 [[nodiscard]] at::Tensor angular_hashes(const at::Tensor& x_BTHK, const at::Tensor& directions_HKS);
 
-// Returns the selection of a token's own head and bucket, without the token itself, in its padded
-// form. Buckets are int32, from 0 to buckets - 1. Waits once for the device, for the longest
-// section and the number of pairs.
+// Returns whether queries of this type and shape can be packed: whether libtorch chooses a fused
+// operation for them that takes sections, at::_flash_attention_forward or
+// at::_efficient_attention_forward. CUDA has both, the CPU none. They take heads of a multiple of 8
+// elements, up to 128, and 65,535 sections at most. Flash takes bf16 and fp16, the other fp32, too.
+[[nodiscard]] bool can_pack(const at::Tensor& q_BTHK, std::int64_t buckets);
+
+// Returns the selection of a token's own head and bucket, without the token itself, in its packed
+// form. Buckets are int32, from 0 to buckets - 1.
+[[nodiscard]] Selection pack_buckets(const at::Tensor& bucket_BHT, std::int64_t buckets);
+
+// Returns the same in its padded form. Waits once for the device, for the longest section. No bound
+// on it would do instead: but for T, which costs S times dense attention, every one can be
+// exceeded.
 [[nodiscard]] Selection select_buckets(const at::Tensor& bucket_BHT, std::int64_t buckets);
 
-// Like selected_attention() and its gradient of selected_attention.h, on a padded selection. The
-// queries with norm 1 serve as keys. Nothing waits for the device.
+// Like selected_attention() and its gradient of selected_attention.h, on either form. The queries
+// with norm 1 serve as keys. Nothing waits for the device.
 [[nodiscard]] Attention selected_attention(const at::Tensor& q_BTHK, const at::Tensor& v_BTGK,
                                            const Selection& selection);
 [[nodiscard]] AttentionGradient selected_attention_gradient(const at::Tensor& gradient_BTHK,

@@ -359,13 +359,21 @@ auto by_type(const Tensor& x, Float of_float, Double of_double, Narrow of_narrow
 }  // namespace
 
 std::int64_t pairs_of(const Tensor& q_BTHK, const Selection& selection) {
-  return selection.padded() ? selection.pairs : pairs_of(ragged_of(q_BTHK, selection));
+  if (selection.pairs.defined()) return selection.pairs.item<std::int64_t>();
+  return pairs_of(ragged_of(q_BTHK, selection));
+}
+
+std::vector<Tensor> Selection::tensors() const {
+  return {queries,        keys.is_same(queries) ? Tensor() : keys,
+          rows_NLS,       places,
+          packed_rows_2M, packed_places_2M,
+          packed_offsets};
 }
 
 Attention selected_attention(const Tensor& q_BTHK, const Tensor& k_BTGK, const Tensor& v_BTGK,
                              const Selection& selection) {
-  if (selection.padded()) {
-    DYNMO_CHECK(!k_BTGK.defined(), "keys that are queries, of sections that are padded");
+  if (selection.padded() || selection.packed()) {
+    DYNMO_CHECK(!k_BTGK.defined(), "keys that are queries, of sections on a device");
     return generic::selected_attention(q_BTHK, v_BTGK, selection);
   }
   const Operands x = operands_of(q_BTHK, k_BTGK, v_BTGK, selection);
@@ -382,7 +390,7 @@ AttentionGradient selected_attention_gradient(const Tensor& gradient_BTHK, const
                                               const Tensor& k_BTGK, const Tensor& v_BTGK,
                                               const Attention& attention,
                                               const Selection& selection) {
-  if (selection.padded()) {
+  if (selection.padded() || selection.packed()) {
     return generic::selected_attention_gradient(gradient_BTHK, q_BTHK, v_BTGK, attention,
                                                 selection);
   }

@@ -2,13 +2,14 @@
 #pragma once
 
 // Attention on chosen rows of queries and keys, so that its time is proportional to their pairs.
-// On a device, in the padded form of a selection alone (generic_selection.h).
+// On a device, in forms of their own alone (generic_selection.h).
 //
 // Dimensions as in operations.h, G key heads.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "dynmo/kernels/operations.h"
 #include "dynmo/kernels/ragged_attention.h"
@@ -25,19 +26,32 @@ struct Selection {
   at::Tensor key_offsets;
   Mask mask = Mask::kCausal;
 
-  // The padded form, in place of these four tensors. Each of N = B H heads has S sections, and L is
-  // the length of the longest one. All rows are chosen, as queries and as keys. The mask is
-  // kStrict.
+  // Forms of a device, in place of these four tensors. Each of N = B H heads has S sections. All
+  // rows are chosen, as queries and as keys. The mask is kStrict.
+  at::Tensor pairs = {};  // int64, of all sections
+
+  // The padded form. L is the length of the longest section.
   at::Tensor rows_NLS = {};  // int64, the row at each place; -1: none, behind those of its section
   at::Tensor places = {};    // int64, the place of each row in rows_NLS, counted through
-  std::int64_t pairs = 0;
   [[nodiscard]] bool padded() const { return rows_NLS.defined(); }
+
+  // The packed form, of M = B T H rows. A section of n rows has n - 1 places. Each has a key, the
+  // row of that rank, and a query, the row behind it. So plain causal attention is the mask.
+  // Places behind those of all sections have any rows. First are those of keys, then of queries.
+  at::Tensor packed_rows_2M = {};    // int64, the row at each place
+  at::Tensor packed_places_2M = {};  // int64, the place of each row; -1: none
+  at::Tensor packed_offsets = {};    // int32, [N S + 1], where sections begin
+  [[nodiscard]] bool packed() const { return packed_offsets.defined(); }
+
+  // Returns all tensors of the selection.
+  [[nodiscard]] std::vector<at::Tensor> tensors() const;
 };
 
 // Added to the square of a query's norm where the query with norm 1 is a key: keeps 0 at 0.
 constexpr double kLeastSquare = 1e-12;
 
-// Returns the number of pairs (query, key) of all heads and sequences in the selection.
+// Returns the number of pairs (query, key) of all heads and sequences in the selection. Waits for
+// the device in a form of one.
 [[nodiscard]] std::int64_t pairs_of(const at::Tensor& q_BTHK, const Selection& selection);
 
 // Like causal_attention() and its gradient, on the selection. Queries that are not chosen, or see

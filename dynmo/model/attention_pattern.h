@@ -46,11 +46,14 @@ enum PatternFigure { kPairs, kCausalPairs, kPatternFigures };
 [[nodiscard]] inline std::vector<std::string> pattern_figures() {
   return {"pairs", "causal_pairs"};
 }
+[[nodiscard]] inline double causal_pairs_of(const at::Tensor& q_BTHK) {
+  const std::int64_t tokens = q_BTHK.size(1);
+  return static_cast<double>(q_BTHK.size(0) * q_BTHK.size(2) * (tokens * (tokens + 1) / 2));
+}
+// Waits for the device, if q is on one.
 [[nodiscard]] inline std::vector<double> pattern_figures_of(const at::Tensor& q_BTHK,
                                                             const kernels::Selection& selection) {
-  const std::int64_t tokens = q_BTHK.size(1);
-  return {static_cast<double>(kernels::pairs_of(q_BTHK, selection)),
-          static_cast<double>(q_BTHK.size(0) * q_BTHK.size(2) * (tokens * (tokens + 1) / 2))};
+  return {static_cast<double>(kernels::pairs_of(q_BTHK, selection)), causal_pairs_of(q_BTHK)};
 }
 
 }  // namespace dynmo::model

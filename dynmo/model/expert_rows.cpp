@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/loops.h"
@@ -102,43 +101,41 @@ void split(std::vector<at::Tensor>& rows, const Routing& routing, const at::Tens
                    });
 }
 
-// The rows of all experts, in the type of sums.
-at::Tensor rows_by_place(const std::vector<at::Tensor>& rows) {
-  std::vector<at::Tensor> some;
-  std::ranges::copy_if(rows, std::back_inserter(some), &at::Tensor::defined);
-  const at::Tensor all_AD = at::cat(some);
-  return all_AD.to(kernels::accumulation_type(all_AD.scalar_type()));
+at::Tensor in_wide(const at::Tensor& x) {
+  return x.to(kernels::accumulation_type(x.scalar_type()));
 }
 
 // Adds slot after slot, so that the order of additions is the CPU's.
-at::Tensor sums_on_device(const std::vector<at::Tensor>& rows, const Routing& routing,
+at::Tensor sums_on_device(const at::Tensor& rows_AD, const Routing& routing,
                           const at::Tensor& like_ND, Gates gates) {
   const at::ScalarType wide = kernels::accumulation_type(like_ND.scalar_type());
   at::Tensor sums_ND = at::zeros(like_ND.sizes(), like_ND.options().dtype(wide));
-  if (routing.offsets.back() == 0) return sums_ND.to(like_ND.scalar_type());
-  const at::Tensor rows_AD = rows_by_place(rows);
+  if (like_ND.size(0) == 0) return sums_ND.to(like_ND.scalar_type());
+  const at::Tensor wide_AD = in_wide(rows_AD);
   at::Tensor factors_NK = routing.places_NK.ge(0).to(wide);
   if (gates == Gates::kYes) factors_NK = factors_NK.mul_(routing.gates_NK);
+  // Place 0 stands for those that were dropped. Some token has it, since experts take one at least.
   const at::Tensor places_NK = routing.places_NK.clamp_min(0);
   for (std::int64_t k = 0; k < places_NK.size(1); ++k) {
-    sums_ND.addcmul_(rows_AD.index_select(0, places_NK.select(1, k)), factors_NK.narrow(1, k, 1));
+    sums_ND.addcmul_(wide_AD.index_select(0, places_NK.select(1, k)), factors_NK.narrow(1, k, 1));
   }
   return sums_ND.to(like_ND.scalar_type());
 }
 
-void split_on_device(std::vector<at::Tensor>& rows, const Routing& routing,
-                     const at::Tensor& gradient_ND, at::Tensor& gates_NK) {
-  if (routing.offsets.back() == 0) return;
-  const at::Tensor rows_AD = rows_by_place(rows);
-  const at::Tensor dy_AD = gradient_ND.index_select(0, routing.tokens_A).to(rows_AD.scalar_type());
-  gates_NK.view({-1}).index_copy_(0, routing.entries_A, rows_AD.mul(dy_AD).sum(1));
+// Replaces the rows by their gradients.
+void split_on_device(at::Tensor& rows_AD, const Routing& routing, const at::Tensor& gradient_ND,
+                     at::Tensor& gates_NK) {
+  if (gradient_ND.size(0) == 0) return;
+  const at::Tensor wide_AD = in_wide(rows_AD);
+  const at::Tensor dy_AD = gradient_ND.index_select(0, routing.tokens_A).to(wide_AD.scalar_type());
+  const at::Tensor slope_A = wide_AD.mul(dy_AD).sum(1);
+  gates_NK = slope_A.index_select(0, routing.places_NK.clamp_min(0).flatten())
+                 .view(gates_NK.sizes())
+                 .masked_fill_(routing.places_NK.lt(0), 0)
+                 .to(gates_NK.scalar_type());
   const at::Tensor gate_A1 =
       routing.gates_NK.reshape({-1}).index_select(0, routing.entries_A).unsqueeze(1);
-  const at::Tensor slopes_AD = dy_AD.mul(gate_A1).to(gradient_ND.scalar_type());
-  for (std::size_t e = 0; e < rows.size(); ++e) {
-    if (!rows[e].defined()) continue;
-    rows[e] = slopes_AD.narrow(0, routing.offsets[e], rows[e].size(0));
-  }
+  rows_AD = dy_AD.mul(gate_A1).to(gradient_ND.scalar_type());
 }
 
 // Calls function with an element of the tensor's type.
@@ -157,7 +154,7 @@ at::Tensor expert_rows(const at::Tensor& x_ND, const Routing& routing) {
 
 at::Tensor summed_by_token(const std::vector<at::Tensor>& rows, const Routing& routing,
                            const at::Tensor& like_ND, Gates gates) {
-  if (!like_ND.is_cpu()) return sums_on_device(rows, routing, like_ND, gates);
+  if (!like_ND.is_cpu()) return sums_on_device(rows.front(), routing, like_ND, gates);
   at::Tensor sums_ND = at::empty(like_ND.sizes(), like_ND.options());
   by_type(like_ND,
           [&]<typename Element>(Element) { add_up<Element>(rows, routing, gates, sums_ND); });
@@ -168,7 +165,7 @@ at::Tensor through_gates(std::vector<at::Tensor>& rows, const Routing& routing,
                          const at::Tensor& gradient_ND) {
   at::Tensor gates_NK = at::zeros(routing.gates_NK.sizes(), routing.gates_NK.options());
   if (!gradient_ND.is_cpu()) {
-    split_on_device(rows, routing, gradient_ND, gates_NK);
+    split_on_device(rows.front(), routing, gradient_ND, gates_NK);
     return gates_NK;
   }
   const at::Tensor gradient = gradient_ND.contiguous();

@@ -16,8 +16,8 @@ namespace dynmo::model {
 [[nodiscard]] at::Tensor expert_rows(const at::Tensor& x_ND, const Routing& routing);
 
 // Returns the sum over a token's slots, in their order, of gate x row, or of the rows without
-// gates. `rows` are those of each expert, contiguous, or undefined if it has none. A token without
-// rows gets 0. Sums of bf16 are fp32, rounded once.
+// gates. `rows` are those of each expert, contiguous, or undefined if it has none. On a device they
+// are one tensor, by place. A token without rows gets 0. Sums of bf16 are fp32, rounded once.
 enum class Gates { kYes, kNo };
 [[nodiscard]] at::Tensor summed_by_token(const std::vector<at::Tensor>& rows,
                                          const Routing& routing, const at::Tensor& like_ND,

@@ -48,4 +48,8 @@ class ForwardingLayer : public Layer {
   std::shared_ptr<const Layer> inner_;
 };
 
+// Adds the figures of a decorator behind those of the layer inside. `later` may be undefined.
+// Behind later figures all are later ones.
+void add_figures(Output& output, const std::vector<double>& figures, const at::Tensor& later);
+
 }  // namespace dynmo::model

@@ -152,10 +152,10 @@ struct SavedAttention : SavedNorm {
   Tensor update_gradient_ND;
 
   std::vector<Tensor> tensors() const override {
-    return with_norm({qkv_N3D, attention.out_BTHK, attention.log_sum_exp, mask, update_gradient_ND,
-                      selection.queries,
-                      selection.keys.is_same(selection.queries) ? Tensor() : selection.keys,
-                      selection.rows_NLS, selection.places});
+    std::vector<Tensor> all = {qkv_N3D, attention.out_BTHK, attention.log_sum_exp, mask,
+                               update_gradient_ND};
+    for (Tensor& tensor : selection.tensors()) all.push_back(std::move(tensor));
+    return with_norm(std::move(all));
   }
 };
 
@@ -189,9 +189,9 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     saved.qkv_N3D = affine(state, kQkv, start(state, config_.norm_epsilon, input.x, saved));
     saved.left = rows_left(input, context);
     const std::int64_t B = saved.left ? 1 : input.x.size(0);
-    std::vector<double> figures;
+    Output output;
     if (pattern_) {
-      figures = select(*pattern_, input, query(saved, B), state, context, saved.selection);
+      saved.selection = select(*pattern_, input, query(saved, B), state, context, output);
       saved.attention = kernels::selected_attention(query(saved, B), key(saved, B),
                                                     value_of(saved, B), saved.selection);
     } else {
@@ -200,10 +200,10 @@ class Gpt2Attention final : public HandWritten<SavedAttention>, public TakesPatt
     }
     const Tensor update_ND = affine(state, kProjection, mixed(saved));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {.hidden = {with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
-                           .view(input.x.sizes()),
-                       input.rows},
-            .figures = std::move(figures)};
+    output.hidden = {
+        with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
+        input.rows};
+    return output;
   }
 
   Tensor input_gradient(const LayerState& state, SavedAttention& saved,

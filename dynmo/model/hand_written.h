@@ -214,14 +214,22 @@ inline kernels::AttentionGradient attend_gradient(
              : kernels::causal_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
 }
 
-// Asks the pattern which pairs an attention layer computes. Returns the layer's figures.
-inline std::vector<double> select(const AttentionPattern& pattern, const Hidden& input,
-                                  const at::Tensor& q_BTHK, const LayerState& state,
-                                  const LayerContext& context, kernels::Selection& selection) {
+// Asks the pattern which pairs an attention layer computes. Sets the layer's figures, on a device
+// as later ones.
+inline kernels::Selection select(const AttentionPattern& pattern, const Hidden& input,
+                                 const at::Tensor& q_BTHK, const LayerState& state,
+                                 const LayerContext& context, Output& output) {
   DYNMO_CHECK(!input.rows.defined(), "layer {} chooses of whole sequences", state.id);
   DYNMO_CHECK(context.cache == nullptr, "layer {} reads whole texts, got a cache", state.id);
-  selection = pattern.select(q_BTHK, state, context);
-  return pattern_figures_of(q_BTHK, selection);
+  kernels::Selection selection = pattern.select(q_BTHK, state, context);
+  if (q_BTHK.is_cpu()) {
+    output.figures = pattern_figures_of(q_BTHK, selection);
+  } else {
+    const at::Tensor pairs = selection.pairs.to(at::kDouble);
+    output.later_figures =
+        at::stack({pairs, at::full({}, causal_pairs_of(q_BTHK), pairs.options())});
+  }
+  return selection;
 }
 
 // Ends the forward pass of a half block: returns x + dropout(update), [N, D]. The result uses the

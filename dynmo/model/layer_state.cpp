@@ -11,6 +11,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/kernels/sparse_products.h"
+#include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/model/state_bytes.h"
@@ -130,6 +131,21 @@ void unfreeze(LayerState& state) {
   state.frozen = false;
   state.optimizer_steps = 0;
   for (Parameter& parameter : state.parameters) allocate_training(parameter);
+}
+
+// The device fills in later figures, so nothing waits.
+void add_figures(Output& output, const std::vector<double>& figures, const at::Tensor& later) {
+  if (!output.later_figures.defined()) {
+    output.figures.insert(output.figures.end(), figures.begin(), figures.end());
+    output.later_figures = later;
+    return;
+  }
+  std::vector<at::Tensor> all = {output.later_figures};
+  for (const double figure : figures) {
+    all.push_back(at::full({1}, figure, output.later_figures.options()));
+  }
+  if (later.defined()) all.push_back(later);
+  output.later_figures = at::cat(all);
 }
 
 bool drops_rows(const Model& model) {

@@ -69,21 +69,11 @@ struct SavedAttention : Saved {
   Tensor norm_gradient_D;
 
   std::vector<Tensor> tensors() const override {
-    return {x_ND,
-            inverse_N1,
-            attention.out_BTHK,
-            attention.log_sum_exp,
-            q_BTHK,
-            k_BTHK,
-            v_BTHK,
-            selection.queries,
-            selection.keys.is_same(selection.queries) ? Tensor() : selection.keys,
-            selection.rows_NLS,
-            selection.places,
-            positions_BT,
-            mask,
-            update_gradient_ND,
-            norm_gradient_D};
+    std::vector<Tensor> all = {
+        x_ND,         inverse_N1, attention.out_BTHK, attention.log_sum_exp, q_BTHK, k_BTHK, v_BTHK,
+        positions_BT, mask,       update_gradient_ND, norm_gradient_D};
+    for (Tensor& tensor : selection.tensors()) all.push_back(std::move(tensor));
+    return all;
   }
 };
 
@@ -148,8 +138,10 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
     saved.q_BTHK = heads(n_ND, kQ);
     if (!shares_keys()) saved.k_BTHK = heads(n_ND, kK);
     saved.v_BTHK = heads(n_ND, v());
-    std::vector<double> figures;
-    if (pattern_) figures = select(*pattern_, input, saved.q_BTHK, state, context, saved.selection);
+    Output output;
+    if (pattern_) {
+      saved.selection = select(*pattern_, input, saved.q_BTHK, state, context, output);
+    }
     turn(saved.q_BTHK, saved, kernels::Rope::kForward, tokens_before(context));
     if (!shares_keys()) turn(saved.k_BTHK, saved, kernels::Rope::kForward, tokens_before(context));
     saved.attention =
@@ -158,10 +150,10 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
             : attend(state.id, context, saved.q_BTHK, saved.k_BTHK, saved.v_BTHK, saved.left);
     const Tensor update_ND = times(state.parameters[o()], mixed(saved));
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kResidualDropout);
-    return {.hidden = {with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
-                           .view(input.x.sizes()),
-                       input.rows},
-            .figures = std::move(figures)};
+    output.hidden = {
+        with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND).view(input.x.sizes()),
+        input.rows};
+    return output;
   }
 
   Tensor input_gradient(const LayerState& state, SavedAttention& saved,

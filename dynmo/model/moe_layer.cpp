@@ -2,8 +2,10 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "dynmo/kernels/grouped_products.h"
 #include "dynmo/model/expert_rows_impl.h"
 #include "dynmo/model/family_layers_impl.h"
 #include "dynmo/model/hand_written.h"
@@ -14,13 +16,16 @@ namespace {
 using at::Tensor;
 
 constexpr std::uint64_t kExpertsDropout = 1;
+constexpr std::int64_t kUnitsAtOnce = 8;  // of grouped products (kernels::group_form)
 
 struct SavedMoe : Saved {
   Tensor x_ND;
   Tensor inverse_N1;
   Routing routing;
   double loss_weight = 0;
-  // The tensors of each expert's rows; undefined where it has none.
+  kernels::RowGroups groups;  // rows by expert, on a device with tokens
+  // The tensors of each expert's rows; undefined where it has none. On a device they are one tensor
+  // of all rows.
   std::vector<Tensor> gate_MF, up_MF;  // from input_gradient on, their gradients
   std::vector<Tensor> product_MF;      // silu(gate) * up, from input_gradient on
   std::vector<Tensor> out_MD;          // from input_gradient on, its gradient
@@ -38,12 +43,13 @@ struct SavedMoe : Saved {
                                routing.places_NK,
                                routing.tokens_A,
                                routing.entries_A,
+                               routing.starts,
                                routing.assigned_E,
                                scores_gradient_NE,
                                mask,
                                norm_gradient_D};
-    for (const auto* rows : {&gate_MF, &up_MF, &product_MF, &out_MD}) {
-      all.insert(all.end(), rows->begin(), rows->end());
+    for (const auto& rows : {gate_MF, up_MF, product_MF, out_MD, groups.tensors()}) {
+      all.insert(all.end(), rows.begin(), rows.end());
     }
     return all;
   }
@@ -121,25 +127,18 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     saved.routing =
         route(moe_.router, router_product(n_ND, state.parameters[kRouter].value),
               state.buffers.empty() ? Tensor() : state.buffers.front().value, context.pass);
-    const Tensor n_AD = expert_rows(n_ND, saved.routing);
-    for (std::size_t e = 0; e < count(); ++e) {
-      Tensor gate, up, out;
-      if (rows_of(saved, e) > 0) {
-        const Tensor n_MD = slice(n_AD, saved, e);
-        gate = expert_times(state.parameters[at_matrix(e, kGate)], n_MD);
-        up = expert_times(state.parameters[at_matrix(e, kUp)], n_MD);
-        out = expert_times(state.parameters[at_matrix(e, kDown)], kernels::swiglu(gate, up));
-      }
-      saved.gate_MF.push_back(std::move(gate));
-      saved.up_MF.push_back(std::move(up));
-      saved.out_MD.push_back(std::move(out));
+    if (n_ND.is_cpu()) {
+      through_experts(state.parameters, n_ND, saved);
+    } else {
+      through_experts_on_device(state.parameters, n_ND, saved);
     }
     const Tensor update_ND = summed_by_token(saved.out_MD, saved.routing, saved.x_ND, Gates::kYes);
     saved.mask = dropout_mask(update_ND, config_.dropout, state, context, kExpertsDropout);
     return {.hidden = {with_residual(update_ND, saved.mask, config_.dropout, saved.x_ND)
                            .view(input.x.sizes()),
                        input.rows},
-            .figures = moe_figures_of(saved.routing)};
+            .figures = moe_figures_of(saved.routing),
+            .later_figures = saved.routing.later_figures};
   }
 
   Tensor input_gradient(const LayerState& state, SavedMoe& saved, const Tensor& output_gradient,
@@ -149,15 +148,8 @@ class MoeLayer final : public HandWritten<SavedMoe> {
         through_gates(saved.out_MD, saved.routing, masked(dy_ND, saved.mask, config_.dropout));
     saved.mask.reset();
     const std::vector<Parameter>& p = state.parameters;
-    std::vector<Tensor> n_gradient_MD(count());
-    saved.product_MF.resize(count());
-    for (std::size_t e = 0; e < count(); ++e) {
-      if (rows_of(saved, e) == 0) continue;
-      saved.product_MF[e] = expert_times_transposed(p[at_matrix(e, kDown)], saved.out_MD[e]);
-      kernels::swiglu_gradient(saved.gate_MF[e], saved.up_MF[e], saved.product_MF[e]);
-      n_gradient_MD[e] = expert_times_transposed(p[at_matrix(e, kGate)], saved.gate_MF[e]);
-      add_expert_times_transposed(n_gradient_MD[e], p[at_matrix(e, kUp)], saved.up_MF[e]);
-    }
+    const std::vector<Tensor> n_gradient_MD =
+        dy_ND.is_cpu() ? back_through_experts(p, saved) : back_through_experts_on_device(p, saved);
     Tensor n_gradient_ND = summed_by_token(n_gradient_MD, saved.routing, saved.x_ND, Gates::kNo);
     saved.scores_gradient_NE =
         routing_gradient(moe_.router, saved.routing, gates_gradient_NK, saved.loss_weight);
@@ -177,6 +169,7 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     p[kNorm].gradient.add_(saved.norm_gradient_D);
     p[kRouter].gradient.addmm_(saved.scores_gradient_NE.t(),
                                n_ND.to(saved.scores_gradient_NE.scalar_type()));
+    if (!n_ND.is_cpu()) return add_products_on_device(p, n_AD, saved);
     for (std::size_t e = 0; e < count(); ++e) {
       if (rows_of(saved, e) == 0) continue;
       const Tensor n_MD = slice(n_AD, saved, e);
@@ -184,6 +177,105 @@ class MoeLayer final : public HandWritten<SavedMoe> {
       add_expert_product(p[at_matrix(e, kUp)], saved.up_MF[e], n_MD);
       add_expert_product(p[at_matrix(e, kDown)], saved.out_MD[e], saved.product_MF[e]);
     }
+  }
+
+  // Computes the experts' gates, ups and results of their tokens' rows.
+  void through_experts(const std::vector<Parameter>& p, const Tensor& n_ND, SavedMoe& saved) const {
+    const Tensor n_AD = expert_rows(n_ND, saved.routing);
+    for (std::size_t e = 0; e < count(); ++e) {
+      Tensor gate, up, out;
+      if (rows_of(saved, e) > 0) {
+        const Tensor n_MD = slice(n_AD, saved, e);
+        gate = expert_times(p[at_matrix(e, kGate)], n_MD);
+        up = expert_times(p[at_matrix(e, kUp)], n_MD);
+        out = expert_times(p[at_matrix(e, kDown)], kernels::swiglu(gate, up));
+      }
+      saved.gate_MF.push_back(std::move(gate));
+      saved.up_MF.push_back(std::move(up));
+      saved.out_MD.push_back(std::move(out));
+    }
+  }
+  // Returns the gradients of the rows, given those of the results in out_MD.
+  std::vector<Tensor> back_through_experts(const std::vector<Parameter>& p, SavedMoe& saved) const {
+    std::vector<Tensor> n_gradient_MD(count());
+    saved.product_MF.resize(count());
+    for (std::size_t e = 0; e < count(); ++e) {
+      if (rows_of(saved, e) == 0) continue;
+      saved.product_MF[e] = expert_times_transposed(p[at_matrix(e, kDown)], saved.out_MD[e]);
+      kernels::swiglu_gradient(saved.gate_MF[e], saved.up_MF[e], saved.product_MF[e]);
+      n_gradient_MD[e] = expert_times_transposed(p[at_matrix(e, kGate)], saved.gate_MF[e]);
+      add_expert_times_transposed(n_gradient_MD[e], p[at_matrix(e, kUp)], saved.up_MF[e]);
+    }
+    return n_gradient_MD;
+  }
+
+  // The same of all experts at once, on a device. The host does not know how many rows each has.
+  void through_experts_on_device(const std::vector<Parameter>& p, const Tensor& n_ND,
+                                 SavedMoe& saved) const {
+    saved.gate_MF = saved.up_MF = saved.out_MD = {Tensor()};
+    if (n_ND.size(0) == 0) return;
+    const Tensor n_AD = expert_rows(n_ND, saved.routing);
+    const Tensor gate_EFD = stacked(p, kGate);
+    saved.groups =
+        kernels::group_rows(saved.routing.starts, n_AD.size(0),
+                            kernels::group_form(n_AD, {gate_EFD.size(1), gate_EFD.size(2)}));
+    Tensor& gate = saved.gate_MF.front();
+    Tensor& up = saved.up_MF.front();
+    gate = kernels::grouped_times(saved.groups, n_AD, gate_EFD);
+    up = kernels::grouped_times(saved.groups, n_AD, stacked(p, kUp));
+    saved.out_MD.front() =
+        kernels::grouped_times(saved.groups, kernels::swiglu(gate, up), stacked(p, kDown));
+  }
+  std::vector<Tensor> back_through_experts_on_device(const std::vector<Parameter>& p,
+                                                     SavedMoe& saved) const {
+    saved.product_MF = {Tensor()};
+    const Tensor& out_gradient = saved.out_MD.front();
+    if (!out_gradient.defined()) return {Tensor()};
+    Tensor& product = saved.product_MF.front();
+    Tensor& gate = saved.gate_MF.front();
+    Tensor& up = saved.up_MF.front();
+    product = kernels::grouped_times_transposed(saved.groups, out_gradient, stacked(p, kDown));
+    kernels::swiglu_gradient(gate, up, product);
+    return {kernels::grouped_times_transposed(saved.groups, gate, stacked(p, kGate))
+                .add_(kernels::grouped_times_transposed(saved.groups, up, stacked(p, kUp)))};
+  }
+  void add_products_on_device(std::vector<Parameter>& p, const Tensor& n_AD,
+                              const SavedMoe& saved) const {
+    if (n_AD.size(0) == 0) return;
+    const auto add = [&](std::size_t matrix, const Tensor& dy_AO, const Tensor& x_AI) {
+      const Tensor sums_EOI = kernels::grouped_gradient(saved.groups, dy_AO, x_AI);
+      for (std::size_t e = 0; e < count(); ++e) {
+        Tensor& gradient = p[at_matrix(e, matrix)].gradient;
+        const Tensor sum_OI = sums_EOI.select(0, static_cast<std::int64_t>(e));
+        gradient.add_(sum_OI.narrow(0, 0, gradient.size(0)).narrow(1, 0, gradient.size(1)));
+      }
+    };
+    add(kGate, saved.gate_MF.front(), n_AD);
+    add(kUp, saved.up_MF.front(), n_AD);
+    add(kDown, saved.out_MD.front(), saved.product_MF.front());
+  }
+
+  // Returns a matrix of all experts as one tensor. Units that an expert has lost, or that round the
+  // width to a multiple of 8, are 0, so they add nothing.
+  Tensor stacked(const std::vector<Parameter>& p, std::size_t matrix) const {
+    std::vector<Tensor> all;
+    std::int64_t rows = 0;
+    std::int64_t columns = 0;
+    for (std::size_t e = 0; e < count(); ++e) {
+      all.push_back(compute_value(p[at_matrix(e, matrix)]));
+      rows = std::max(rows, all.back().size(0));
+      columns = std::max(columns, all.back().size(1));
+    }
+    std::int64_t& units = matrix == kDown ? columns : rows;
+    units = (units + kUnitsAtOnce - 1) / kUnitsAtOnce * kUnitsAtOnce;
+    const auto whole = [&](const Tensor& x) { return x.size(0) == rows && x.size(1) == columns; };
+    if (std::ranges::all_of(all, whole)) return at::stack(all);
+    Tensor stack = at::zeros({experts(), rows, columns}, all.front().options());
+    for (std::int64_t e = 0; e < experts(); ++e) {
+      const Tensor& one = all[static_cast<std::size_t>(e)];
+      stack.select(0, e).narrow(0, 0, one.size(0)).narrow(1, 0, one.size(1)).copy_(one);
+    }
+    return stack;
   }
 
   // The router is never rounded, nor is what it reads summed in less than fp32.

@@ -357,12 +357,10 @@ std::vector<std::string> moe_figures(std::int64_t experts) {
 
 std::vector<double> moe_figures_of(const Routing& routing) {
   const Index tokens = routing.log_sum_exp_N.size(0);
-  std::vector<double> figures = {tokens > 0 ? 1.0 : 0.0,
-                                 static_cast<double>(tokens),
-                                 static_cast<double>(routing.dropped()),
-                                 routing.entropy,
-                                 routing.aux_loss,
-                                 routing.z_loss};
+  std::vector<double> figures = {tokens > 0 ? 1.0 : 0.0, static_cast<double>(tokens)};
+  if (routing.later_figures.defined()) return figures;
+  figures.insert(figures.end(), {static_cast<double>(routing.dropped()), routing.entropy,
+                                 routing.aux_loss, routing.z_loss});
   for (const Index count : routing.assigned) figures.push_back(static_cast<double>(count));
   return figures;
 }

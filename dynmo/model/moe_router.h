@@ -40,12 +40,16 @@ struct Routing {
   at::Tensor gates_NK;          // p over its sum over the slots; p itself if K is 1 or E
   at::Tensor places_NK;         // int32: 0 to A - 1 in the order of experts, then tokens; -1: none
   at::Tensor tokens_A;          // int32, by place
-  // On a device alone, where experts, places and tokens are int64, too. The slots n K + k by place,
-  // int64, and `assigned` in fp64.
+  // On a device alone, where experts, places and tokens are int64, too. The host reads nothing, so
+  // A is the most that may be kept, and rows behind the last expert's were dropped. `entries` are
+  // the slots n K + k by place, int64. `starts` are offsets, int64, and `assigned` is fp64.
   at::Tensor entries_A = {};
+  at::Tensor starts = {};
   at::Tensor assigned_E = {};
-  std::vector<std::int64_t> offsets;   // E + 1 offsets of an expert's places
-  std::vector<std::int64_t> assigned;  // E, before drops
+  at::Tensor later_figures = {};  // those of moe_figures() from kMoeDropped on
+  // On the CPU alone.
+  std::vector<std::int64_t> offsets = {};   // E + 1 offsets of an expert's places
+  std::vector<std::int64_t> assigned = {};  // E, before drops
   // Entropy of p, summed over the tokens. In nats.
   double entropy = 0;
   // alpha E sum_e f_e mean_N(p_e). f_e is the share of assignments of expert e before drops. The
@@ -56,9 +60,8 @@ struct Routing {
   [[nodiscard]] std::int64_t dropped() const;
 };
 
-// Routes the tokens. `scores_NE` is fp32 or fp64. Only kBias reads `bias_E`. On a device the host
-// waits once, for the numbers of rows, and once more for the scores with kBalanced in training,
-// which the host assigns.
+// Routes the tokens. `scores_NE` is fp32 or fp64. Only kBias reads `bias_E`. On a device nothing
+// waits but kBalanced in training, for the scores: the host assigns.
 [[nodiscard]] Routing route(const RouterOptions& options, const at::Tensor& scores_NE,
                             const at::Tensor& bias_E, Pass pass);
 
@@ -83,6 +86,7 @@ enum MoeFigure {
   kMoeCounts
 };
 [[nodiscard]] std::vector<std::string> moe_figures(std::int64_t experts);
+// Returns them, or on a device those before Routing::later_figures.
 [[nodiscard]] std::vector<double> moe_figures_of(const Routing& routing);
 
 }  // namespace dynmo::model

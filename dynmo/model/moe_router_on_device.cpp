@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The router by libtorch's operations. The host reads once how many rows each expert has, since the
-// shapes of products follow from that, and the figures with it.
+// The router by libtorch's operations. The host reads nothing: shapes follow from the most rows
+// that experts may have, and the figures are later ones.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -70,8 +70,9 @@ Tensor experts_by_scores(const RouterOptions& o, const Tensor& z_NE, const Tenso
 // Entries n K + k by expert, then token, those that are dropped last, and where each expert begins.
 struct SortedSlots {
   Tensor order_J;
-  Tensor offsets;   // E + 1; the last is A
-  Tensor assigned;  // E + 1 offsets before drops
+  Tensor starts;          // E + 1; the last is the number of kept ones
+  Tensor assigned;        // E + 1 offsets before drops
+  std::int64_t most = 0;  // kept ones, at most
 };
 
 SortedSlots sorted_by_expert(const RouterOptions& o, const Tensor& experts_NK,
@@ -81,7 +82,9 @@ SortedSlots sorted_by_expert(const RouterOptions& o, const Tensor& experts_NK,
   Tensor order_J = ascending(expert_J, 0);
   Tensor sorted_J = expert_J.index_select(0, order_J);
   const Tensor assigned = at::searchsorted(sorted_J, bounds);
-  if (!drops(o, pass)) return {.order_J = order_J, .offsets = assigned, .assigned = assigned};
+  if (!drops(o, pass)) {
+    return {.order_J = order_J, .starts = assigned, .assigned = assigned, .most = expert_J.numel()};
+  }
 
   if (o.drop == MoeDrop::kProbability) {
     const Tensor by_gate_J =
@@ -90,22 +93,28 @@ SortedSlots sorted_by_expert(const RouterOptions& o, const Tensor& experts_NK,
   }
   const Tensor rank_J =
       at::arange(expert_J.numel(), expert_J.options()).sub_(assigned.index_select(0, sorted_J));
+  const std::int64_t capacity = capacity_of(o, experts_NK.size(0));
   const Tensor kept_J = at::empty_like(expert_J).index_copy_(
-      0, order_J, sorted_J.masked_fill(rank_J.ge(capacity_of(o, experts_NK.size(0))), o.experts));
+      0, order_J, sorted_J.masked_fill(rank_J.ge(capacity), o.experts));
   order_J = ascending(kept_J, 0);
   sorted_J = kept_J.index_select(0, order_J);
-  return {.order_J = order_J, .offsets = at::searchsorted(sorted_J, bounds), .assigned = assigned};
+  return {.order_J = order_J,
+          .starts = at::searchsorted(sorted_J, bounds),
+          .assigned = assigned,
+          .most = std::min(expert_J.numel(), o.experts * capacity)};
 }
 
 // Rows of the kept entries.
-void set_places(const Tensor& order_J, std::int64_t slots, Routing& routing) {
-  const std::int64_t kept = routing.offsets.back();
-  Tensor place_J = at::empty_like(order_J).index_copy_(
-      0, order_J, at::arange(order_J.numel(), order_J.options()));
-  if (kept < order_J.numel()) place_J.masked_fill_(place_J.ge(kept), -1);
+void set_places(const SortedSlots& rows, std::int64_t slots, Routing& routing) {
+  const Tensor sorted_J = at::arange(rows.order_J.numel(), rows.order_J.options());
+  Tensor place_J =
+      at::empty_like(rows.order_J)
+          .index_copy_(0, rows.order_J,
+                       sorted_J.masked_fill(sorted_J.ge(rows.starts.select(0, -1)), -1));
   routing.places_NK = place_J.view({-1, slots});
-  routing.entries_A = order_J.narrow(0, 0, kept);
+  routing.entries_A = rows.order_J.narrow(0, 0, rows.most);
   routing.tokens_A = routing.entries_A.div(slots, "floor");
+  routing.starts = rows.starts;
 }
 
 // Sums over the tokens: entropy, auxiliary loss and z loss. `assigned_E` is fp64.
@@ -127,16 +136,17 @@ Tensor sums_of(const RouterOptions& o, const Tensor& p_NE, const Tensor& log_sum
 Routing nothing(const RouterOptions& o, const Tensor& scores_NE) {
   const std::int64_t slots = o.router == MoeRouter::kExpertChoice ? o.experts : o.top_k;
   const auto whole = scores_NE.options().dtype(at::kLong);
-  const auto experts = static_cast<std::size_t>(o.experts);
-  return {.probabilities_NE = at::empty_like(scores_NE),
-          .log_sum_exp_N = at::empty({0}, scores_NE.options()),
-          .experts_NK = at::empty({0, slots}, whole),
-          .gates_NK = at::empty({0, slots}, scores_NE.options()),
-          .places_NK = at::empty({0, slots}, whole),
-          .tokens_A = at::empty({0}, whole),
-          .entries_A = at::empty({0}, whole),
-          .offsets = std::vector<std::int64_t>(experts + 1),
-          .assigned = std::vector<std::int64_t>(experts)};
+  return {
+      .probabilities_NE = at::empty_like(scores_NE),
+      .log_sum_exp_N = at::empty({0}, scores_NE.options()),
+      .experts_NK = at::empty({0, slots}, whole),
+      .gates_NK = at::empty({0, slots}, scores_NE.options()),
+      .places_NK = at::empty({0, slots}, whole),
+      .tokens_A = at::empty({0}, whole),
+      .entries_A = at::empty({0}, whole),
+      .starts = at::zeros({o.experts + 1}, whole),
+      .assigned_E = at::zeros({o.experts}, whole.dtype(at::kDouble)),
+      .later_figures = at::zeros({kMoeCounts - kMoeDropped + o.experts}, whole.dtype(at::kDouble))};
 }
 
 }  // namespace
@@ -161,13 +171,13 @@ Routing route_on_device(const RouterOptions& o, const Tensor& scores_NE, const T
     const Tensor chosen_EC = kernels::generic::select_top(p_NE.t(), taken);
     const Tensor entries_A =
         chosen_EC.mul(o.experts).add_(at::arange(o.experts, whole).unsqueeze(1)).flatten();
-    rows.offsets = at::arange(o.experts + 1, whole).mul_(taken);
-    rows.assigned = rows.offsets;
+    rows.starts = at::arange(o.experts + 1, whole).mul_(taken);
+    rows.assigned = rows.starts;
+    rows.most = taken * o.experts;
     // Those that are not chosen come behind.
     const Tensor unchosen_J = at::ones({tokens * o.experts}, whole);
     unchosen_J.index_fill_(0, entries_A, 0);
-    const std::int64_t kept = taken * o.experts;
-    rows.order_J = at::cat({entries_A, ascending(unchosen_J, 0).slice(0, kept)});
+    rows.order_J = at::cat({entries_A, ascending(unchosen_J, 0).slice(0, rows.most)});
   } else {
     routing.experts_NK = experts_by_scores(o, z_NE, p_NE, bias_E, pass);
     const Tensor gates_NK = o.top_k == 1 ? p_NE.gather(1, routing.experts_NK)
@@ -175,22 +185,13 @@ Routing route_on_device(const RouterOptions& o, const Tensor& scores_NE, const T
     routing.gates_NK = gates_NK.to(type);
     rows = sorted_by_expert(o, routing.experts_NK, gates_NK, pass);
   }
-  const Tensor assigned_E = rows.assigned.diff().to(at::kDouble);
-  const Tensor read =
-      at::cat({rows.offsets.to(at::kDouble), assigned_E, sums_of(o, p_NE, log_sums_N, assigned_E)})
-          .to(at::kCPU);
-  const auto* number = kernels::host_data<const double>(read);
-  for (std::int64_t e = 0; e <= o.experts; ++e) {
-    routing.offsets.push_back(static_cast<std::int64_t>(*number++));
-  }
-  for (std::int64_t e = 0; e < o.experts; ++e) {
-    routing.assigned.push_back(static_cast<std::int64_t>(*number++));
-  }
-  routing.entropy = number[0];
-  routing.aux_loss = number[1];
-  routing.z_loss = number[2];
-  set_places(rows.order_J, routing.experts_NK.size(1), routing);
-  routing.assigned_E = assigned_E;
+  routing.assigned_E = rows.assigned.diff().to(at::kDouble);
+  const Tensor dropped_1 =
+      rows.assigned.narrow(0, o.experts, 1).sub(rows.starts.narrow(0, o.experts, 1));
+  routing.later_figures =
+      at::cat({dropped_1.to(at::kDouble), sums_of(o, p_NE, log_sums_N, routing.assigned_E),
+               routing.assigned_E});
+  set_places(rows, routing.experts_NK.size(1), routing);
   return routing;
 }
 

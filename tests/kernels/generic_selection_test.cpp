@@ -102,8 +102,53 @@ TEST(GenericBuckets, HaveAPlaceForEachRowInTheOrderOfTokens) {
         ASSERT_EQ(actual.places.const_data_ptr<std::int64_t>()[row], place) << "seed " << seed;
       }
     }
-    EXPECT_EQ(actual.pairs, pairs);
+    EXPECT_EQ(actual.pairs.item<std::int64_t>(), pairs);
   }
+}
+
+// Each query of a section has its predecessor as key at its place.
+TEST(GenericBuckets, ArePackedWithAQueryAndTheKeyBeforeItAtEachPlace) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    Rng rng(mix_key({0x5041434B, seed}));
+    const auto tokens = static_cast<std::int64_t>(1 + rng.below(40));
+    const auto buckets = static_cast<std::int64_t>(1 + rng.below(9));
+    const at::Tensor bucket_BHT = random_buckets(rng, tokens, buckets);
+    const Selection actual = generic::pack_buckets(bucket_BHT, buckets);
+    const std::int64_t rows = bucket_BHT.numel();
+    ASSERT_TRUE(actual.packed());
+    ASSERT_EQ(actual.packed_rows_2M.sizes(), (std::vector<std::int64_t>{2, rows}));
+    ASSERT_EQ(actual.packed_places_2M.sizes(), actual.packed_rows_2M.sizes());
+    const auto row_at = actual.packed_rows_2M.accessor<std::int64_t, 2>();
+    const auto place_of = actual.packed_places_2M.accessor<std::int64_t, 2>();
+    const auto offsets = actual.packed_offsets.accessor<std::int32_t, 1>();
+    std::int64_t place = 0;
+    std::int64_t s = 0;
+    std::int64_t pairs = 0;
+    for (const auto& section : sections_of(bucket_BHT, buckets)) {
+      ASSERT_EQ(offsets[s++], place) << "seed " << seed;
+      pairs += std::ssize(section) * (std::ssize(section) - 1) / 2;
+      if (section.empty()) continue;
+      ASSERT_EQ(place_of[0][section.back()], -1);
+      ASSERT_EQ(place_of[1][section.front()], -1);
+      for (std::size_t rank = 0; rank + 1 < section.size(); ++rank, ++place) {
+        ASSERT_EQ(row_at[0][place], section[rank]) << "seed " << seed;
+        ASSERT_EQ(row_at[1][place], section[rank + 1]) << "seed " << seed;
+        ASSERT_EQ(place_of[0][section[rank]], place) << "seed " << seed;
+        ASSERT_EQ(place_of[1][section[rank + 1]], place) << "seed " << seed;
+      }
+    }
+    ASSERT_EQ(offsets.size(0), s + 1);
+    EXPECT_EQ(offsets[s], place);
+    EXPECT_EQ(actual.pairs.item<std::int64_t>(), pairs);
+    for (; place < rows; ++place) {  // any row
+      ASSERT_TRUE(row_at[0][place] >= 0 && row_at[0][place] < rows);
+      ASSERT_TRUE(row_at[1][place] >= 0 && row_at[1][place] < rows);
+    }
+  }
+}
+
+TEST(GenericBuckets, AreNotPackedOnTheCpu) {
+  EXPECT_FALSE(generic::can_pack(at::empty({1, 4, 2, 8}), 4));
 }
 
 // Products round otherwise on each processor. So ties are of directions along one axis, whose

@@ -53,6 +53,18 @@ void expect_equal(const Tensor& device, const Tensor& cpu, const char* what) {
   EXPECT_TRUE(device.to(at::kCPU).to(cpu.scalar_type()).equal(cpu)) << what;
 }
 
+void expect_figures(const Routing& device, const Routing& cpu) {
+  std::vector<double> figures = moe_figures_of(device);
+  const Tensor later = device.later_figures.to(at::kCPU);
+  const auto* own = later.const_data_ptr<double>();
+  figures.insert(figures.end(), own, own + later.numel());
+  const std::vector<double> expected = moe_figures_of(cpu);
+  ASSERT_EQ(figures.size(), expected.size());
+  for (std::size_t i = 0; i < figures.size(); ++i) {
+    EXPECT_NEAR(figures[i], expected[i], 1e-9 * std::abs(expected[i]) + 1e-12) << "figure " << i;
+  }
+}
+
 TEST(ExpertsOnStrictDevice, AreChosenAsOnTheCpu) {
   const at::Device device = strict::open(0);
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
@@ -74,31 +86,32 @@ TEST(ExpertsOnStrictDevice, AreChosenAsOnTheCpu) {
 
     const Routing cpu = route(options, scores_NE, bias_E, pass);
     const Routing there = route(options, scores_NE.to(device), bias_E.to(device), pass);
-    EXPECT_EQ(there.offsets, cpu.offsets);
-    EXPECT_EQ(there.assigned, cpu.assigned);
-    EXPECT_EQ(there.dropped(), cpu.dropped());
+    const std::int64_t kept = cpu.offsets.back();
+    const std::int64_t behind = there.tokens_A.size(0) - kept;  // those that were dropped
+    ASSERT_GE(behind, 0);
+    expect_equal(there.starts, at::tensor(cpu.offsets), "offsets");
     expect_equal(there.experts_NK, cpu.experts_NK, "experts");
     expect_equal(there.places_NK, cpu.places_NK, "places");
-    expect_equal(there.tokens_A, cpu.tokens_A, "tokens");
+    expect_equal(there.tokens_A.narrow(0, 0, kept), cpu.tokens_A, "tokens");
     expect_near(there.gates_NK, cpu.gates_NK, "gates");
-    EXPECT_NEAR(there.entropy, cpu.entropy, 1e-9 * std::abs(cpu.entropy) + 1e-12);
-    EXPECT_NEAR(there.aux_loss, cpu.aux_loss, 1e-9 * std::abs(cpu.aux_loss) + 1e-12);
-    EXPECT_NEAR(there.z_loss, cpu.z_loss, 1e-9 * std::abs(cpu.z_loss) + 1e-12);
+    expect_figures(there, cpu);
 
-    const Tensor x_AD = drawn(rng, {cpu.offsets.back(), 5}, at::kFloat);
+    const Tensor x_AD = drawn(rng, {kept, 5}, at::kFloat);
+    // No sum depends on rows that were dropped.
+    const Tensor all_AD = at::cat({x_AD, at::full({behind, 5}, NAN)}).to(device);
     const Tensor dy_ND = drawn(rng, {tokens, 5}, at::kFloat);
     for (const Gates gates : {Gates::kYes, Gates::kNo}) {
-      expect_near(summed_by_token(rows_of(there, x_AD.to(device)), there, dy_ND.to(device), gates),
+      expect_near(summed_by_token({all_AD}, there, dy_ND.to(device), gates),
                   summed_by_token(rows_of(cpu, x_AD), cpu, dy_ND, gates), "sums");
     }
     std::vector<Tensor> cpu_rows = rows_of(cpu, x_AD);
-    std::vector<Tensor> rows = rows_of(there, x_AD.to(device));
+    std::vector<Tensor> rows = {all_AD};
     const Tensor cpu_slopes_NK = through_gates(cpu_rows, cpu, dy_ND);
     const Tensor slopes_NK = through_gates(rows, there, dy_ND.to(device));
     expect_near(slopes_NK, cpu_slopes_NK, "gradients of gates");
-    for (std::size_t e = 0; e < rows.size(); ++e) {
-      ASSERT_EQ(rows[e].defined(), cpu_rows[e].defined());
-      if (rows[e].defined()) expect_near(rows[e], cpu_rows[e], "gradients of rows");
+    std::erase_if(cpu_rows, [](const Tensor& rows_MD) { return !rows_MD.defined(); });
+    if (kept > 0) {
+      expect_near(rows.front().narrow(0, 0, kept), at::cat(cpu_rows), "gradients of rows");
     }
     expect_near(routing_gradient(options, there, slopes_NK, 0.5),
                 routing_gradient(options, cpu, cpu_slopes_NK, 0.5), "gradients of scores");
@@ -161,6 +174,34 @@ TEST(ExpertsOnStrictDevice, TrainLikeTheCpuWithEachRouter) {
   drops.drop = dynamism::MoeDrop::kProbability;
   drops.z_loss = 0.01;
   expect_like_cpu_with(drops);
+}
+
+// Experts lose units of their own, so that their widths differ.
+TEST(ExpertsOnStrictDevice, TrainLikeTheCpuWithUnitsRemoved) {
+  RunOptions run{.steps = 12};
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_moe_source(four(dynamism::MoeRouter::kTopK)));
+    sources.push_back(dynamism::make_pruning_source({.start = 2,
+                                                     .end = 6,
+                                                     .every = 2,
+                                                     .initial_sparsity = 0.2,
+                                                     .final_sparsity = 0.5,
+                                                     .form = dynamism::PruningForm::kUnits}));
+    return sources;
+  };
+  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+  run.learning_rate = 3e-3;
+  run.cut = {static_cast<int>(run.layers.size())};
+  run.staging.device = at::kCPU;
+  const RunResult expected = run_pipeline(run);
+  ASSERT_TRUE(expected.status) << expected.status.error().message;
+  run.staging.device = strict::open(0);
+  const RunResult one = run_pipeline(run);
+  ASSERT_TRUE(one.status) << one.status.error().message;
+  dynmo::testing::expect_like_cpu(one.losses, expected.losses, cost::Precision::kFp32);
+  run.cut = {3, run.cut[0] - 3};
+  expect_same(one, run_pipeline(run), "two ranks");
 }
 
 TEST(ExpertsOnStrictDevice, TrainInRoutedBlocksAndBehindExits) {

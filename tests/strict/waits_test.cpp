@@ -61,8 +61,34 @@ void prune(RunOptions& run, dynamism::PruningForm form) {
   };
 }
 
+// Makes it a run with experts.
+void give_experts(RunOptions& run, double capacity_factor) {
+  run.make_sources = [capacity_factor](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_moe_source({.experts = 4,
+                                                 .router = dynamism::MoeRouter::kBias,
+                                                 .expert_ranks = 1,
+                                                 .capacity_factor = capacity_factor}));
+    return sources;
+  };
+  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+}
+
+// Makes it a run with attention within buckets, of heads of `head_size`.
+void hash_run(RunOptions& run, std::int64_t head_size = 8) {
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_sparse_attention_source({.buckets = 4}));
+    return sources;
+  };
+  model::LlamaConfig config = small_model();
+  config.shape.heads = config.shape.hidden / head_size;
+  run.layers = shaped(model::make_llama(config), run.make_sources);
+}
+
 TEST(WaitsOfAStep, AreOneOnOneRank) {
-  for (const std::string_view technique : {"dense", "freezing", "depths", "pruning", "units"}) {
+  for (const std::string_view technique :
+       {"dense", "freezing", "depths", "pruning", "units", "experts", "capacity", "hash"}) {
     for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
       RunOptions run{.steps = 12, .cut = {kLayers}};
       run.precision = precision;
@@ -70,6 +96,9 @@ TEST(WaitsOfAStep, AreOneOnOneRank) {
       if (technique == "depths") route(run);
       if (technique == "pruning") prune(run, dynamism::PruningForm::kWeights);
       if (technique == "units") prune(run, dynamism::PruningForm::kUnits);
+      if (technique == "experts") give_experts(run, /*capacity_factor=*/0);
+      if (technique == "capacity") give_experts(run, /*capacity_factor=*/0.9);
+      if (technique == "hash") hash_run(run);
       for (const Waits& waits : waits_by_step(run)) {
         EXPECT_EQ(waits, (Waits{{"synchronize device", 1}})) << technique;
       }
@@ -95,13 +124,29 @@ TEST(WaitsOfAStep, AreOneMoreAnExitAndMicroBatch) {
   }
 }
 
-// The numbers of rows decide the shapes of products.
-TEST(WaitsOfAStep, AreOneMoreALayerOfExpertsAndMicroBatch) {
+// Depths and experts in one layer, and a step on each of two ranks.
+TEST(WaitsOfAStep, AreOneWithExpertsInRoutedBlocks) {
+  RunOptions run{.steps = 6};
+  run.make_sources = [](std::int64_t) {
+    dynamism::Sources sources;
+    sources.push_back(dynamism::make_moe_source({.experts = 4, .expert_ranks = 1}));
+    sources.push_back(dynamism::make_mixture_of_depths_source({.capacity = 0.25}));
+    return sources;
+  };
+  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+  run.cut = {static_cast<int>(run.layers.size())};
+  for (const Waits& waits : waits_by_step(run)) {
+    EXPECT_EQ(waits, (Waits{{"synchronize device", 1}}));
+  }
+}
+
+// The host assigns tokens to experts by their scores.
+TEST(WaitsOfAStep, AreOneMoreALayerOfAssignedExpertsAndMicroBatch) {
   RunOptions run{.steps = 6, .cut = {kLayers}};
   run.make_sources = [](std::int64_t) {
     dynamism::Sources sources;
     sources.push_back(dynamism::make_moe_source(
-        {.experts = 4, .router = dynamism::MoeRouter::kBias, .expert_ranks = 1}));
+        {.experts = 4, .router = dynamism::MoeRouter::kBalanced, .expert_ranks = 1}));
     return sources;
   };
   run.layers = shaped(model::make_llama(small_model()), run.make_sources);
@@ -112,18 +157,13 @@ TEST(WaitsOfAStep, AreOneMoreALayerOfExpertsAndMicroBatch) {
   }
 }
 
-// The longest bucket decides shapes.
-TEST(WaitsOfAStep, AreOneMoreALayerOfHashesAndMicroBatch) {
+// No fused operation takes heads of 4 elements. Then the longest bucket decides shapes.
+TEST(WaitsOfAStep, AreOneMoreALayerOfHashesWithOddHeadsAndMicroBatch) {
   RunOptions run{.steps = 6, .cut = {kLayers}};
-  run.make_sources = [](std::int64_t) {
-    dynamism::Sources sources;
-    sources.push_back(dynamism::make_sparse_attention_source({.buckets = 4}));
-    return sources;
-  };
-  const model::LlamaConfig config = small_model();
-  run.layers = shaped(model::make_llama(config), run.make_sources);
+  hash_run(run, /*head_size=*/4);
+  const std::int64_t layers = small_model().shape.blocks;
   for (const Waits& waits : waits_by_step(run)) {
-    EXPECT_EQ(waits, (Waits{{"aten::copy_", config.shape.blocks * run.micro_batches},
+    EXPECT_EQ(waits, (Waits{{"aten::_local_scalar_dense", layers * run.micro_batches},
                             {"synchronize device", 1}}));
   }
 }

@@ -388,6 +388,7 @@ void register_operators() {
   static torch::Library own(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
                             __LINE__);
   register_own(own);
+  register_fused(own);
   register_compositions(own, {"aten::empty.memory_format", "aten::empty_strided", "aten::resize_",
                               "aten::_local_scalar_dense", "aten::copy_"});
 }

@@ -21,5 +21,7 @@ namespace dynmo::strict {
 
 // Registers the operators that are no kernel of the CPU's on the same bytes.
 void register_own(torch::Library& library);
+// Registers those that CUDA has and the CPU lacks, or has in another form.
+void register_fused(torch::Library& library);
 
 }  // namespace dynmo::strict

@@ -267,8 +267,7 @@ class ExitLayer final : public model::ForwardingLayer {
         question_of(state.buffers[inner_buffers_], context.pass, options_);
     const Tensor y_ND = model::rows(output.hidden.x);
     const std::int64_t N = y_ND.size(0);
-    DYNMO_CHECK(context.targets_BT.defined() && !output.later_figures.defined(),
-                "{} with targets, and an inner layer without later figures", name());
+    DYNMO_CHECK(context.targets_BT.defined(), "{} with targets", name());
     const auto tokens = static_cast<double>(context.targets_BT.numel());
     const at::ScalarType wide = kernels::accumulation_type(y_ND.scalar_type());
     Tensor term = at::zeros({}, y_ND.options().dtype(wide));
@@ -318,10 +317,9 @@ class ExitLayer final : public model::ForwardingLayer {
     }
     output.loss = output.loss.defined() ? output.loss + term : term;
     if (!training) return;
-    output.figures.resize(inner_figures_, 0.0);
-    output.figures.insert(output.figures.end(),
-                          {static_cast<double>(N), static_cast<double>(left)});
-    output.later_figures = figures_on_device(scores, confidence_N, y_ND.device());
+    if (!output.later_figures.defined()) output.figures.resize(inner_figures_, 0.0);
+    model::add_figures(output, {static_cast<double>(N), static_cast<double>(left)},
+                       figures_on_device(scores, confidence_N, y_ND.device()));
   }
 
   // Like save(). `left` may be undefined.

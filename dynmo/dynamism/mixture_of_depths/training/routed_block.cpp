@@ -17,6 +17,7 @@
 #include "dynmo/kernels/generic.h"
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/select_top.h"
+#include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/key_value_cache.h"
 #include "dynmo/model/ragged_rows.h"
 
@@ -167,12 +168,13 @@ class RoutedBlock final : public model::Layer {
       sums = predict(state, x_ND, context.loss_weight, saved);
     }
     model::Output output{.hidden = input.x.clone()};
-    output.figures = route(state, input.x, saved.rows_M, saved.rows_M.remainder(input.x.size(1)),
-                           score_N, context, stash == nullptr ? nullptr : &saved, output.hidden.x);
+    model::Output mlp =
+        route(state, input.x, saved.rows_M, saved.rows_M.remainder(input.x.size(1)), score_N,
+              context, stash == nullptr ? nullptr : &saved, output.hidden.x);
     if (context.pass == model::Pass::kTraining) {
-      add_figures(output, x_ND.size(0), saved.rows_M.numel(), sums);
-    } else {
-      output.figures.clear();
+      output.figures = std::move(mlp.figures);
+      output.later_figures = std::move(mlp.later_figures);
+      add_depths_figures(output, x_ND.size(0), saved.rows_M.numel(), sums);
     }
     if (stash != nullptr) *stash = std::make_unique<RoutedStash>(std::move(saved));
     return output;
@@ -289,11 +291,11 @@ class RoutedBlock final : public model::Layer {
     return tensor_of(rows);
   }
 
-  // Writes the chosen rows of `out`. Returns the figures of the MLP.
-  std::vector<double> route(const LayerState& state, const Tensor& x_BTD, const Tensor& rows_M,
-                            const Tensor& positions_M, const Tensor& score_N,
-                            const model::LayerContext& context, RoutedStash* saved,
-                            Tensor& out_BTD) const {
+  // Writes the chosen rows of `out`. Returns the MLP's output.
+  model::Output route(const LayerState& state, const Tensor& x_BTD, const Tensor& rows_M,
+                      const Tensor& positions_M, const Tensor& score_N,
+                      const model::LayerContext& context, RoutedStash* saved,
+                      Tensor& out_BTD) const {
     const std::int64_t sequences = x_BTD.size(0);
     const Tensor chosen_MD = flat(x_BTD).index_select(0, rows_M);
     const auto stash_of = [&](std::unique_ptr<model::Stash> RoutedStash::*half) {
@@ -316,7 +318,7 @@ class RoutedBlock final : public model::Layer {
       saved->update_MD = update_MD;
       saved->weight_M = weight_M;
     }
-    return std::move(outer.figures);
+    return outer;
   }
 
   // Rows by the predictor, each sequence by itself, as they may be of any number.
@@ -364,17 +366,13 @@ class RoutedBlock final : public model::Layer {
   }
 
   // Adds depths_figures(), of which predict() has made `sums`.
-  static void add_figures(model::Output& output, std::int64_t rows, std::int64_t chosen,
-                          const Tensor& sums) {
-    std::vector<double>& figures = output.figures;
-    figures.push_back(static_cast<double>(rows));
-    figures.push_back(static_cast<double>(chosen));
-    if (!sums.is_cpu()) {
-      output.later_figures = sums;
-      return;
-    }
+  static void add_depths_figures(model::Output& output, std::int64_t rows, std::int64_t chosen,
+                                 const Tensor& sums) {
+    std::vector<double> figures = {static_cast<double>(rows), static_cast<double>(chosen)};
+    if (!sums.is_cpu()) return model::add_figures(output, figures, sums);
     const auto* own = kernels::host_data<const double>(sums);
     figures.insert(figures.end(), own, own + sums.numel());
+    model::add_figures(output, figures, {});
   }
 
   void add_predictor_gradients(LayerState& state, const RoutedStash& saved,

@@ -52,7 +52,11 @@ class HashPattern final : public model::AttentionPattern {
       bucket_BHT = kernels::angular_hashes(
           q_BTHK, directions(pattern_key(kDirections, state, context), q_BTHK));
     }
-    if (!q_BTHK.is_cpu()) return kernels::generic::select_buckets(bucket_BHT, buckets_);
+    if (!q_BTHK.is_cpu()) {
+      return kernels::generic::can_pack(q_BTHK, buckets_)
+                 ? kernels::generic::pack_buckets(bucket_BHT, buckets_)
+                 : kernels::generic::select_buckets(bucket_BHT, buckets_);
+    }
     // A counting sort for each head: by bucket, then by time.
     std::vector<std::int64_t> rows(static_cast<std::size_t>(bucket_BHT.numel()));
     std::vector<std::int64_t> offsets;
