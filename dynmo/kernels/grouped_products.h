@@ -31,8 +31,8 @@ enum class GroupForm {
 // Returns the form for rows like x and matrices of these widths.
 //
 // at::_grouped_mm is one kernel for bf16 on CUDA devices of capability 9 and 10 alone, with widths
-// that are multiples of 8. Otherwise it reads the groups' ends on the host, a wait for each product
-// (libtorch's GroupedBlas.cpp and GroupedMMUtils.h), so kBlocks takes its place.
+// that are multiples of 8. Otherwise libtorch 2.11 reads the groups' ends on the host, a wait for
+// each product, so kBlocks takes its place.
 [[nodiscard]] GroupForm group_form(const at::Tensor& x, std::initializer_list<std::int64_t> widths);
 
 struct RowGroups {

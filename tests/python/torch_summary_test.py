@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a run of dynmo.torch has the figures of docs/formats.md, as that of `dynmo train`."""
+"""The summary of a run of dynmo.torch has the figures that the summary of `dynmo train` has for the same steps."""
 import json
 import logging
 import os
@@ -23,11 +23,20 @@ from torch_support import RankCase
 LAYERS, RANKS, STEPS = 8, 2, 24
 UNKNOWN = {"validation_step", "validation_loss", "checkpoints_written", "checkpoints_failed", "checkpoint_s"}
 FACTS = ("step_s", "imbalance", "bubble", "plan_s", "migrate_s", "profile_s", "update_s")
+SETTINGS = (
+    "model.hidden=32", "model.blocks=3", "model.heads=4", "model.kv_heads=2", "model.intermediate=48", "model.sequence=16",
+    "batch.micro_batches=4", "batch.micro_batch_size=2", "train.validation_every=0", "optimizer.warmup_steps=3", "pipeline.pin=false",
+    "pipeline.cut=[7,1]",
+)
 
 
 def plan_of(cut, generation=0):
     stages = [{"stage": rank, "rank": rank, "first_layer": sum(cut[:rank]), "layers": count} for rank, count in enumerate(cut)]
     return {"format": "dynmo-plan-1", "ranks": len(cut), "generation": generation, "schedule": "1f1b", "stages": stages}
+
+
+def records_of(run, rank):
+    return [json.loads(line) for line in (run / "records" / f"rank-{rank}.jsonl").read_text().splitlines()]
 
 
 class Training:
@@ -86,6 +95,26 @@ class Summary(RankCase):
         whole = json.loads((self.folder / run / "summary.json").read_text())
         (of_run,) = whole.pop("runs")
         return whole, of_run
+
+    def test_is_that_of_dynmo_train_for_the_same_steps(self):
+        text = "".join(f"line {i}: {i * i % 97}\n" for i in range(4000))
+        (self.folder / "text").mkdir()
+        (self.folder / "text" / "a.txt").write_text(text)
+        settings = [word for value in SETTINGS for word in ("--set", value)]
+        for words in (["data", "prepare", "text", "--out", "data"],
+                      ["train", "--data", "data", "--out", "engine", "-n", RANKS, "--steps", STEPS, *settings]):
+            self.program(*words)
+        training = Training(self.folder / "torch")
+        for record in records_of(self.folder / "engine", 0):
+            training.step(record)
+        training.close(STEPS)
+        (wanted, of_engine), (found, of_torch) = self.summary("engine"), self.summary("torch")
+        self.assertEqual(found, wanted)
+        # Figures of what dynmo.torch does not record: its messages.
+        for name in ("name", "traffic", "traffic_steps", "clock_error_s", "size", *UNKNOWN):
+            of_engine.pop(name, None)
+        self.assertEqual(of_torch.pop("name"), "dynmo.torch")
+        self.assertEqual(of_torch, of_engine)
 
     def test_has_the_figures_of_the_formats(self):
         steps = drawn_steps(3)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators that CUDA has and the CPU lacks, or has in another form: attention of sections, and
 // grouped products. They refuse what CUDA's kernels refuse, and write what those write, so memory
-// that those leave stays NaN. The limits are those of libtorch 2.11's attention.cu, flash_api.cpp
-// and GroupedBlas.cpp.
+// that those leave stays NaN. The limits are those of libtorch 2.11.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_grouped_mm_compositeexplicitautograd_dispatch.h>
