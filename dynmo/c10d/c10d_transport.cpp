@@ -75,7 +75,8 @@ GroupOptions completed(GroupOptions options) {
   return options;
 }
 
-// Joining, one object a call. Errors of c10d leave it as exceptions; join_group turns them.
+// Joining, one object a call. Errors of c10d leave it as exceptions, which join_group
+// makes errors.
 class Joining {
  public:
   explicit Joining(const GroupOptions& options)
@@ -176,7 +177,8 @@ std::optional<Error> Joining::failure() {
   return Error{static_cast<ErrorCode>(std::stoi(text)), text.substr(text.find(' ') + 1)};
 }
 
-// Tells the ranks that are there already; rank 0, with whom the store goes, waits until they know.
+// Tells the ranks that are there already; rank 0, with which rank the store goes, waits until they
+// know.
 void Joining::report(const Error& error) {
   if (state_->watch != nullptr) state_->watch->announce(error);
   if (keys_ == nullptr) return;
@@ -190,7 +192,7 @@ void Joining::report(const Error& error) {
       std::this_thread::sleep_for(kJoinPoll);
     }
   } catch (const std::exception&) {
-    return;  // the store is gone: then so is rank 0
+    return;  // the store has ended, and rank 0 with it
   }
 }
 
@@ -369,7 +371,7 @@ Expected<std::unique_ptr<Group>> Joining::run() {
     try {
       joined = join();
     } catch (const std::exception& exception) {
-      // Only the store and Gloo throw here, and both mean that somebody has gone.
+      // Only the store and Gloo throw here, and both mean that a rank has ended.
       const auto verdict = state_->watch ? state_->watch->verdict() : std::nullopt;
       joined = verdict.value_or(make_error(ErrorCode::kPeerLost, "rank {} could not join at {}: {}",
                                            number(), where(), first_line_of(exception)));
@@ -418,7 +420,7 @@ Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options) {
       GroupState{transport::Member(0), options.size, verdict_time(options)});
   meeting->state->address = options.own_address.empty() ? options.address : options.own_address;
   meeting->state->numbers = options.names;
-  if (options.size == 1) return meeting;  // needs nobody
+  if (options.size == 1) return meeting;  // needs no other rank
   DYNMO_ASSIGN(meeting->place, listen(completed(options), *meeting->state));
   return meeting;
 }

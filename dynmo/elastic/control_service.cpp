@@ -76,7 +76,7 @@ LineServer::Answer ControlService::on_line(ClientId client, std::string_view lin
     return LineServer::Answer{.line = to_line(refusal(why)), .done = true};
   };
   const auto request = parse_request(line);
-  // Who does not know the secret hears nothing about what it has said.
+  // A client without the secret learns nothing of what it has said.
   if (!request || !same_secret(request->secret, secret_)) {
     return refuse(make_error(ErrorCode::kBadInput,
                              "the leader does not take this request: wanted the run's secret, "

@@ -247,7 +247,7 @@ Json Leader::handover() const {
 void Leader::retire(const JobFile& next, process::ClientId client, const Reply& reply) {
   if (growing_) answer(growing_->client, done("the ranks were started: they join another leader"));
   growing_.reset();
-  service_->hand_over(next);  // first: who has heard the reply finds the new group everywhere
+  service_->hand_over(next);  // first: a client that has the reply finds the new group everywhere
   answer(client, reply);
   service_.reset();
   releases_.forget_open();

@@ -177,7 +177,7 @@ void PlaneLoop::run() {
     wait_for_events(lock, next_beat);
     const auto now = Clock::now();
     // Time in which this thread did not run (a paused container, a host that is busy beyond
-    // measure) is no silence of the others, who may have stood still as well. If this rank stood
+    // measure) is no silence of the others, which may have stood still as well. If this rank stood
     // still alone, rank 0 says so.
     if (const auto late = now - last_turn - options_.period; late > options_.period) {
       for (PlanePeer& peer : peers_) peer.last_received += late;

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kStopGrace{2000};  // of a hook, from SIGTERM to SIGKILL
-constexpr milliseconds kStopTime{10000};  // for a hook to be gone at the end of a run
+constexpr milliseconds kStopTime{10000};  // for a hook to end at the end of a run
 constexpr milliseconds kHurryPoll{100};   // how often it is asked whether to hurry
 constexpr std::size_t kHostsInALine = 8;
 

@@ -94,7 +94,7 @@ BoundaryDecision SizeChanges::next(const std::vector<RankRequest>& requests, con
   BoundaryDecision decision;
   decision.change = std::exchange(deferred_, std::nullopt);
   if (decision.change &&
-      !decision.change->newcomers.empty()) {  // some may have gone while it waited
+      !decision.change->newcomers.empty()) {  // some may have left while it waited
     decision.change->newcomers =
         requests.empty() ? std::vector<Newcomer>() : requests.front().newcomers;
     if (decision.change->newcomers.empty() && std::ssize(decision.change->kept) == plan.ranks) {
@@ -115,7 +115,7 @@ BoundaryDecision SizeChanges::next(const std::vector<RankRequest>& requests, con
       drain(static_cast<int>(place), view, plan, decision, 0);
     }
   }
-  // Newcomers hear of their places from who leads now.
+  // Newcomers learn their places from the rank that leads now.
   if (decision.change && decision.change->kept.front() != Rank(0))
     decision.change->newcomers.clear();
   if (decision.stop || decision.change) return decision;

@@ -121,7 +121,7 @@ void Survivors::look(Clock::time_point now) {
       if (asks_all_ && !before_.has(member.id)) all.push_back(member);
     }
   }
-  // Where somebody is silent each answer may take a while.
+  // If a member is silent, each answer may take a while.
   const auto how = silent_since_.empty() ? std::launch::deferred : std::launch::async;
   bool below = true;  // this process; of its own host it asks only those: they may call it
   std::vector<std::pair<const Member*, std::future<Answer>>> asked;
@@ -163,7 +163,7 @@ bool Survivors::may_form(const View& next) {
 }
 
 std::optional<MeetingCall> Survivors::heard() {
-  bool below = true;  // only who is below this process calls it
+  bool below = true;  // only a member below this process calls it
   for (const Member& member : before_.members) {
     if (member.id == self_.id) below = false;
     const auto answer = answers_.find(member.id);

@@ -47,7 +47,7 @@ int rounds_of(std::int64_t rows, std::int64_t columns, std::int64_t tokens) {
   return 1 + static_cast<int>(std::clamp<std::int64_t>(kWork / work, 3, 24));
 }
 
-// A matrix of which some weights are gone. What values are multiplied does not matter.
+// A matrix without some of its weights. What values are multiplied does not matter.
 struct Compressed {
   Compressed(std::int64_t rows, std::int64_t columns, const Case& wanted) {
     Rng rng(mix_key({static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns)}));

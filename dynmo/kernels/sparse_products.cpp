@@ -213,7 +213,8 @@ void multiply(const Index& index, const at::Tensor& values, const at::Tensor& x_
 }
 
 // A thread has a row of cells, and with each all sums of the weights in it. It transposes by itself
-// what they need of a tile, just before, so that it is in the thread's own cache and nobody waits.
+// what they need of a tile, just before, so that it is in the thread's own cache and no thread
+// waits.
 template <typename E>
 void add_dots(const Index& index, at::Tensor& gradient, const at::Tensor& dy_NO,
               const at::Tensor& x_NI, InstructionSet set) {

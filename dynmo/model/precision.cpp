@@ -19,7 +19,7 @@ class Bf16Layer final : public ForwardingLayer {
 
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  std::unique_ptr<Stash>* stash) const override {
-    // Whoever fills a state has to round it; without copies the layer would compute in fp32.
+    // The code that fills a state rounds it. Without copies the layer would compute in fp32.
     for (const Parameter& parameter : state.parameters) {
       DYNMO_CHECK(parameter.compute_copy.defined(), "derive() before layer {} ('{}') runs",
                   state.id, name());

@@ -43,7 +43,7 @@ constexpr std::size_t kLineBytes = 200;
 constexpr std::uint64_t kAskToEnd = 1;
 constexpr std::uint64_t kKillNow = 1U << 16;
 
-// posix_spawn's two objects. The calls fail for want of memory only, and then so does the start.
+// posix_spawn's two objects. The calls fail only without memory, and the start fails then, too.
 struct SpawnSetup {
   explicit SpawnSetup(int output) {
     posix_spawn_file_actions_init(&actions);
@@ -156,7 +156,7 @@ class HookRunner::Hook {
   Killing killing_;
   struct End {
     siginfo_t status = {};  // si_pid: 0 until it has ended
-    bool taken = false;     // somebody else has seen it
+    bool taken = false;     // another caller has seen it
   };
   End end_;
 
@@ -249,7 +249,7 @@ void HookRunner::Hook::obey() {
 void HookRunner::Hook::terminate(HookEnd why) {
   killing_.why = why;
   kill(-pid_, SIGTERM);
-  kill(-pid_, SIGCONT);  // a stopped process hears SIGTERM only then
+  kill(-pid_, SIGCONT);  // a stopped process gets SIGTERM only then
   killing_.deadline = Clock::now() + call_.grace;
 }
 

@@ -73,7 +73,7 @@ void write_all(int fd, std::string_view text) {
       pollfd wait{.fd = fd, .events = POLLOUT, .revents = 0};
       poll(&wait, 1, 1000);
     } else if (written == 0 || errno != EINTR) {
-      return;  // nobody reads us; the ranks matter more
+      return;  // no reader is there; the ranks matter more
     }
   }
 }
@@ -120,7 +120,7 @@ class Launch {
   void reap();
   [[nodiscard]] int result() const;
   [[nodiscard]] bool any_running() const { return std::ranges::any_of(children_, &Child::running); }
-  // From then on they know of each other's losses. Who has no way to say so is taken to have.
+  // From then on they know of each other's losses. A rank that cannot say so is taken to know.
   [[nodiscard]] bool have_met() const {
     return !requests_ || std::ranges::any_of(children_, &Child::met);
   }
@@ -438,12 +438,12 @@ int Launch::result() const {
   };
   // A signal that came when all were done has interrupted nothing.
   if (interrupted_ && !std::ranges::all_of(children_, done)) return 130;
-  // Where losses are survived, those that ended last, and of them who was done.
+  // Where losses are survived, those that ended last, and of them one that was done.
   int last = 0;
   for (const Child& child : children_) {
     if (options_.survives && child.counts && !child.signalled) last = std::max(last, child.turn);
   }
-  // Whoever failed on its own account before those who failed because of it; then the first.
+  // A rank that failed by itself comes before those that failed because of it; then the first.
   const auto worse = [last](const Child& a, const Child& b) {
     const auto order = [last](const Child& child) {
       const bool is_failure = !child.signalled && (child.code != 0 || child.signal != 0);

@@ -167,8 +167,8 @@ bool LineServer::Loop::has_room() const {
   return std::ranges::count_if(clients_, open) < options_.max_clients;
 }
 
-// Who has said nothing yet makes room for others, the first that came first: connections of
-// somebody who has nothing to say, however many, keep nobody out. False: all have said their line.
+// A client that has said nothing yet makes room for others, the first that came first: connections
+// of clients with nothing to say, however many, keep no other out. False: all have said their line.
 bool LineServer::Loop::make_room() {
   for (LineConnection& client : clients_) {
     if (has_room()) return true;
@@ -231,7 +231,7 @@ void LineServer::Loop::serve(LineConnection& client) {
     client.done = answer.done;
     client.since = ServerClock::now();
   } else if (!client.heard && client.in.size() > options_.max_line) {
-    client.done = true;  // nobody waits for it
+    client.done = true;  // no client waits for it
     open = false;
   }
   if (!write_out(client) || !open) client.socket.reset();

@@ -81,8 +81,8 @@ std::string text_of(const sockaddr& name) {
   return text;
 }
 
-// TCP connects a socket to itself where the port wanted is the one it was just given and nobody
-// listens there: likely for a free port of this host that is tried again and again.
+// TCP connects a socket to itself where the port wanted is the one it was just given and no
+// program listens there: likely for a free port of this host that is tried again and again.
 bool is_connected_to_itself(const UniqueFd& socket) {
   const sockaddr_storage own = own_name(socket);
   sockaddr_storage peer{};
@@ -139,7 +139,7 @@ Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port) {
     if (error == 0) return socket;
     if (error == EADDRINUSE) break;
   }
-  // Nobody would reach a loopback address that is not there.
+  // No rank would reach a loopback address that is not there.
   if (error == EADDRNOTAVAIL && !is_loopback(address)) error = try_listen_everywhere(port, socket);
   if (error == 0) return socket;
   if (error == EADDRINUSE) {
@@ -163,7 +163,7 @@ Expected<void> check_own_address(const std::string& address) {
 }
 
 Expected<std::string> loopback_address() {
-  // Where the interface is down, a socket may listen at its address, and nobody reaches it.
+  // Where the interface is down, a socket may listen at its address, where no client reaches it.
   constexpr std::chrono::seconds kHere{2};
   for (const char* address : {"127.0.0.1", "::1"}) {
     const auto listener = listen_on(address, 0);
@@ -181,7 +181,7 @@ Expected<UniqueFd> connect_to(const std::string& address, std::uint16_t port,
   int error = ETIMEDOUT;
   for (auto pause = std::chrono::milliseconds(2);;
        pause = std::min(2 * pause, decltype(pause)(100))) {
-    // Resolved anew each time: the name of a pod may appear only after this one has started.
+    // Resolved again each time: the name of a pod may appear only after this one has started.
     auto addresses = resolve(address, port);
     if (addresses) {
       for (const addrinfo* one = addresses->get(); one != nullptr; one = one->ai_next) {

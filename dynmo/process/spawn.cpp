@@ -114,7 +114,7 @@ Expected<pid_t> spawn(const ChildOptions& options) {
   if (child < 0) {
     return make_error(ErrorCode::kBadInput, "cannot start a process: {}", system_reason(errno));
   }
-  setpgid(child, options.group);  // also here: whoever comes first
+  setpgid(child, options.group);  // also here, since either may come first
   report.reset();
   const int error = read_failure(failure);
   if (error == 0) return child;

@@ -43,7 +43,7 @@ struct BackgroundMove::Outgoing {
   std::vector<LayerPiece> gradient_pieces = {};
   Digester digester = {};
   Digest digest = {};
-  std::vector<std::unique_ptr<Operation>> operations = {};  // gone before what they send
+  std::vector<std::unique_ptr<Operation>> operations = {};  // destroyed before what they send
 };
 
 // The same where it goes, in memory that stays its own there (where that is a device's: on the way

@@ -20,7 +20,7 @@ struct Link {
   friend auto operator<=>(const Link&, const Link&) = default;
 };
 
-// Who sends to whom on which channel of a lowered schedule.
+// The sender and the receiver of each channel of a lowered schedule.
 std::set<Link> links_of(const schedule::Schedule& lowered, int lane) {
   std::set<Link> links;
   for (const auto& actions : lowered.ranks) {

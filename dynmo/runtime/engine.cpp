@@ -324,7 +324,7 @@ class Interpreter {
     for (int i = layers.count - 1; i >= 0; --i) {
       const LayerId id(layers.first.value + i);
       if (id.value < input_.frozen_layers) break;
-      // Nobody wants the gradient below the first trained layer.
+      // No layer needs the gradient below the first trained one.
       const auto wanted = id.value > input_.frozen_layers ? model::Layer::InputGradient::kWanted
                                                           : model::Layer::InputGradient::kNotWanted;
       model::LayerState& state = states_.at(id);

@@ -48,7 +48,7 @@ constexpr std::array kLayerNumbers = {
         [](const auto& l) { return static_cast<double>(l.sample.stash_bytes.value); },
         [](auto& l, double v) { l.sample.stash_bytes = Bytes{static_cast<std::int64_t>(v)}; }}};
 
-// Those that layers of models have besides where rows leave.
+// Those that layers of models also have where rows leave.
 constexpr std::array kRowNumbers = {
     LayerNumber{[](const auto& l) { return l.rows; }, [](auto& l, double v) { l.rows = v; }},
     LayerNumber{[](const auto& l) { return static_cast<double>(l.sample.boundary_bytes.value); },
@@ -62,7 +62,7 @@ std::vector<LayerNumber> layer_numbers(const model::Model& model) {
   return numbers;
 }
 
-// How many numbers of each kind a layer has besides layer_numbers().
+// The numbers of each kind that a layer has beyond layer_numbers().
 struct LayerSizes {
   std::size_t figures = 0;
   std::size_t losses = 0;

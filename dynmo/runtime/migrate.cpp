@@ -50,7 +50,7 @@ struct Transfer {
   std::vector<LayerPiece> pieces = {};
   std::array<std::byte, model::kHeaderBytes> header{};
   Trailer trailer = {};
-  std::vector<std::unique_ptr<Operation>> operations = {};  // gone before what they fill
+  std::vector<std::unique_ptr<Operation>> operations = {};  // destroyed before what they fill
 };
 
 // Posts everything; both ends post equal sizes before anything is sent (Gloo ends the process
@@ -77,7 +77,7 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
   operations.push_back(transport.send(Member(to.value), tag, bytes_of(transfer.trailer)));
 }
 
-// Posts everything; new memory is gone through while the first pieces arrive.
+// Posts everything; new memory is touched while the first pieces arrive.
 void start_receiving(Transport& transport, const model::Layer& layer,
                      const model::StateShape& shape, Arrival arrival, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);

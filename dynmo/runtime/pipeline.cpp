@@ -341,7 +341,7 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
 
 Expected<void> Pipeline::begin_step(const Batches& batches) {
   check_context() = {grid_.rank().value, state_.step};
-  // Afterwards the group may be gone.
+  // Afterwards the group may have ended.
   struct Ends {
     const std::unique_ptr<Moving>& moving;
     ~Ends() {

@@ -13,7 +13,7 @@
 namespace dynmo::runtime {
 namespace {
 
-// Each layer from its owner in every replica to who keeps it; a rank that keeps its own has no
+// Each layer from its owner in every replica to its keeper; a rank that keeps its own has no
 // other.
 std::vector<LayerTransfer> copies(const transport::Axes& axes, std::span<const WorldRank> keepers,
                                   const RankState& state) {

@@ -104,7 +104,7 @@ Expected<void> check_limits(const AdaptiveProblem& problem) {
   return {};
 }
 
-// Selections that compilers turn into no branch.
+// Selections that compilers make without a branch.
 std::int64_t either(bool first, std::int64_t a, std::int64_t b) {
   return b ^ ((a ^ b) & -std::int64_t{first});
 }
@@ -122,7 +122,7 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
   ranks_.assign(ranks, RankState{});
   wake_.resize((ranks + 3) / 4 * 4);  // first_wake() takes four at a time
   rank_bits_ = static_cast<int>(std::bit_width(ranks - 1));
-  slots_.assign(count + 1, Slot{});  // and one that reads what nobody reads
+  slots_.assign(count + 1, Slot{});  // and one for reads without a reader
   slot_of_.resize(count);
   for (const StageShape& stage : shape.stages) ++ranks_[stage.rank.index()].end;
   int next = 0;

@@ -15,7 +15,7 @@
 namespace dynmo::transport {
 namespace {
 
-// One end of a message. Guarded by Hub::mutex, except that the bytes belong to whoever set
+// One end of a message. Guarded by Hub::mutex, except that the bytes belong to the side that set
 // kCopying.
 struct End {
   enum class State { kPosted, kCopying, kDone };
@@ -261,7 +261,7 @@ Expected<void> run_ranks(int size, const std::function<Expected<void>(Transport&
     }
     transport.abort(error);
   };
-  // Each thread owns its transport: a rank that ends while others still wait for it is gone.
+  // Each thread owns its transport: a rank that ends while others still wait for it is lost.
   const auto run = [&](std::unique_ptr<Transport> transport) {
     check_context().rank = transport->rank().value;
     try {

@@ -196,7 +196,7 @@ Json config_of(const model::LlamaConfig& config) {
           {"torch_dtype", "float32"}};
 }
 
-// Turns a Llama's config into a Qwen2's.
+// Makes a Qwen2's config of a Llama's.
 void make_qwen2(Json& json) {
   json.update({{"architectures", {"Qwen2ForCausalLM"}},
                {"model_type", "qwen2"},
@@ -204,7 +204,7 @@ void make_qwen2(Json& json) {
   for (const char* key : {"attention_bias", "mlp_bias", "head_dim"}) json.erase(key);
 }
 
-// Turns a Llama's config into a Mixtral's.
+// Makes a Mixtral's config of a Llama's.
 void make_mixtral(Json& json, const Experts& experts) {
   json.update({{"architectures", {"MixtralForCausalLM"}},
                {"model_type", "mixtral"},

@@ -45,7 +45,7 @@ std::map<std::string, model::ParameterSpec> parameters_of(const model::DecoderCo
   return parameters;
 }
 
-// The vocabulary is the data's, which may be gone: taken from the embedding, whatever its family
+// The vocabulary is the data's, which may be absent: taken from the embedding, whatever its family
 // calls it.
 Expected<std::int64_t> vocabulary_of(const checkpoint::VerifiedCheckpoint& found) {
   DYNMO_ASSIGN(const auto file, checkpoint::read_layer(found, LayerId(0)));

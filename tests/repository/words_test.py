@@ -35,6 +35,8 @@ NO_VERB = ("Actions|Always|Bits|Blocks|Bytes|Cosines|Costs|Descriptors|Elements|
            "States|Steps|Tables|Tasks|Tensors|This|Times|Tokens|Transports|Values|Views|Weights")
 VERB = re.compile(rf"(?!(?:{NO_VERB})\b)(?:[A-Z][a-z]+s|Like)\b")
 AVOIDED = re.compile(r"\b(who|whoever|somebody|nobody|as many|so many|anew|besides|gone|hears|(?<!in )turns?|the one|the other ones|for want of)\b", re.IGNORECASE)
+# No comment of the product has these, of programs that are written about as people.
+PEOPLE = re.compile(r"\b(who|whom|whoever|somebody|nobody|anew|hears)\b", re.IGNORECASE)
 # Limits of each folder of dynmo/ and apps/, and of all headers together: a few sentences above today's figures, and they only fall. Shares are per cent.
 FIGURES = ("median", "above 25 words", "above 30 words", "avoided words", "functions without a verb")
 LIMITS = (11, 1.5, 0.7, 1, 3)
@@ -170,6 +172,15 @@ def figures_by_folder():
     return {folder: figures(headers) for folder, headers in sorted(texts_of.items())}
 
 
+def people_faults(name, text):
+    """Comments of a source, and docstrings, with a word of PEOPLE."""
+    if name.suffix == ".py":
+        notes = [(number, line) for number, line in python_texts(text) if line.strip().startswith(("#", '"""')) or '"' not in line.replace('"""', "")]
+    else:
+        notes = [(number, line.split("//", 1)[1]) for number, line in enumerate(text.splitlines(), 1) if "//" in line and '"' not in line]
+    return [f"{name}:{number}: '{PEOPLE.search(note).group(0)}': better the program, rank or thread" for number, note in notes if PEOPLE.search(note)]
+
+
 def figure_faults(folder, found, limits):
     return [f"{folder}: {figure}: {value:.1f}, limit {limit}" for figure, value, limit in zip(FIGURES, found, limits) if value > limit]
 
@@ -205,6 +216,14 @@ class Words(unittest.TestCase):
         found = figures_by_folder()
         self.assertGreater(len(found), 20)
         self.assertEqual([line for folder, figures in found.items() for line in figure_faults(folder, figures, LIMITS_OF_ALL if folder == "all" else LIMITS)], [])
+
+    def test_of_the_product_name_no_people(self):
+        product = [name for name in files() if name.parts[0] in ("apps", "dynmo", "python") and name.suffix in (*CPP, ".py")]
+        self.assertGreater(len(product), 500)
+        self.assertEqual("\n".join(line for name in product for line in people_faults(name, text_of(name))), "")
+        for name, text in [("a.cpp", "f();  // nobody waits\n"), ("a.py", "# who has ended\n"), ("a.py", '"""Tells\nwho has ended."""\n')]:
+            self.assertEqual(len(people_faults(pathlib.Path(name), text)), 1, text)
+        self.assertEqual(people_faults(pathlib.Path("a.cpp"), 'say("nobody is there");\n'), [])
 
     def test_that_count_are_counted(self):
         long_one = "// Returns " + "a " * 26 + "b.\nint f();\n"

@@ -28,7 +28,7 @@ std::string counted(std::int64_t number, std::string_view noun) {
 struct FormName {
   EmitForm form;
   std::string_view name;
-  std::string_view reader;  // who reads it
+  std::string_view reader;  // the program that reads it
 };
 constexpr const char* kTorchtitanJson = "torchtitan.json";
 constexpr const char* kTorchtitanArgs = "torchtitan.args";

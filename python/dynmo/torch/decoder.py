@@ -89,7 +89,7 @@ def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def _lists_of(model: nn.Module, count: Any) -> list[tuple[str, nn.ModuleList]]:
-    """The outermost lists of so many modules."""
+    """The outermost lists with that number of modules."""
     found = [
         (name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count and count > 0
     ]

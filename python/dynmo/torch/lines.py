@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection from every rank to every other, beside the group: tells at once who has ended, and carries what survivors agree on.
+"""A connection from every rank to every other, beside the group: tells at once which rank has ended, and carries what survivors agree on.
 
 A thread sends a beat on each line. A line that is closed says that the process has ended; one without beats, that it is stopped.
 Members have the number that they had as ranks at the start; it is never used again.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who goes on after a loss: the survivors leave their group, and the lowest of them calls the next one.
+"""Which ranks go on after a loss: the survivors leave their group, and the lowest of them calls the next one.
 
 Every survivor says which generation it has left. The lowest waits until all that live have said so, opens a store in its own process,
-and calls a group of a higher generation. Whoever cannot enter it leaves that generation, too, and all meet again.
+and calls a group of a higher generation. A rank that cannot enter it leaves that generation, too, and all meet again.
 """
 from __future__ import annotations
 

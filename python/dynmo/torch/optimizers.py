@@ -118,7 +118,7 @@ def _two_of_each_kind(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def _small(like: Tensor, trained: bool, number: int) -> nn.Parameter:
-    """A parameter of as many dimensions; without a gradient it is on meta."""
+    """A parameter with that number of dimensions; without a gradient it is on meta."""
     shape = EXTENTS[: like.dim()]
     if not trained:
         return nn.Parameter(torch.empty(shape, dtype=like.dtype, device="meta"), requires_grad=like.requires_grad)

@@ -44,7 +44,7 @@ class Pipeline:
 
     Args:
         model: One of transformers' causal language models. Its layers are its blocks, with what is before and after them.
-        optimizer: Made of the model's parameters. It is the one that moves with them.
+        optimizer: Made of the model's parameters, with whose layers its state moves.
         micro_batches: Parts of a batch, which is cut by samples.
         layers, loss_fn, hidden: Named modules in order instead of a model, `loss_fn(output, target)`, and what is between two layers as
             an empty tensor, or a dictionary of them, for `hidden(input)`.

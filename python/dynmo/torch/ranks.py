@@ -30,7 +30,7 @@ LOST_KEY = "dynmo/lost"
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
 TOLD_S = 5  # a rank that cannot go on waits as long until the others have read why
-ABORT_TAG = 1 << 28  # of messages that nobody sends
+ABORT_TAG = 1 << 28  # of messages that no rank sends
 STORE_S = 0.5  # to reach a store at the first try, and twice as long at each next one; TCPStore tries twice
 MAX_SAID = 300  # of an exception that is not ours
 MAX_S = 10**6  # clocks of threads, stores and Gloo have limits far above
@@ -64,7 +64,7 @@ def describe_replicas(replicas: Replicas) -> Any:
 
 
 def _ended(pid: int) -> bool:
-    """Whether a process of this host is gone, or waits to be reaped."""
+    """Whether a process of this host has ended, also if it waits to be reaped."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
@@ -156,7 +156,7 @@ class Ranks:
         """Ends the group and its threads, and torch.distributed where this has begun it."""
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
-            with contextlib.suppress(ValueError):  # somebody has ended it with all others, and begun anew
+            with contextlib.suppress(ValueError):  # other code has ended it with all others, and begun another
                 dist.destroy_process_group(None if self._began else group)
 
     @property
@@ -180,7 +180,7 @@ class Ranks:
     def reform(
         self, number: int, rows: list[list[int]], address: str, port: int, name: str, timeout_s: float, store_s: float
     ) -> None:
-        """Begins torch.distributed again, as `number` of the ranks in `rows`, who meet at a store within `store_s` and call this alike."""
+        """Begins torch.distributed again, as `number` of the ranks in `rows`, which meet at a store within `store_s` and call this alike."""
         world = sum(map(len, rows))
         self.drop()
         self._began = True

@@ -92,7 +92,7 @@ def write_weights(split: Split, ranks: Ranks, owners: list[int], write: Callable
             kept = dict(module.state_dict())  # persistent buffers outside of layers, and the order
         kept.update({name: tensor for name, tensor in weights.items() if name in kept})
         write(kept)
-    ranks.gather(None)  # nobody goes on before the folder is there
+    ranks.gather(None)  # no rank goes on before the folder is there
 
 
 def _owned(split: Split, ranks: Ranks, owners: list[int]) -> list[Layer]:

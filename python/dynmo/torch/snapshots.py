@@ -2,7 +2,7 @@
 """Copies of all layers as they were before some step, in the memory of at least two ranks each.
 
 Without replicas these are the owner and the next rank of the ring: a copy of a neighbour's layers travels as a move does, with digests.
-With replicas each owner of a layer keeps a copy of its own, and no bytes travel. All ranks vote; a rank that hears that all have the new
+With replicas each owner of a layer keeps a copy of its own, and no bytes travel. All ranks vote; a rank that learns that all have the new
 snapshot drops the old one. A rank that does not hear it has both, so there is always one snapshot that all survivors hold.
 
 With replicas the layers themselves are the newest snapshot, as long as no rank has begun to update them.

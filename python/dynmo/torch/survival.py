@@ -28,7 +28,7 @@ class Survivor:
     """Trains a pipeline, of which processes may end on the way. Losses and weights are those of an undisturbed run, bit for bit.
 
     `keep`: objects with state_dict() and load_state_dict() that change from step to step, such as LR schedulers; not the optimizer.
-    `every`: steps from one snapshot to the next; 0: as many as make snapshots cost 1 % of the time.
+    `every`: steps from one snapshot to the next; 0: the number with which snapshots cost 1 % of the time.
     `silence_s`: a rank that sends no beat for so long is left out, if more than half of the ranks are left.
     `wait_s`: how long ranks wait for each other after a loss, and for a message from then on.
     `told`: called with each Recovery, on every rank that is left.
@@ -144,7 +144,7 @@ class Survivor:
             raise
         except Exception as error:
             if self._lines is not None and pipe.steps >= steps and self._lines.done:
-                return True  # whoever is done has heard that all are
+                return True  # a rank that is done knows that all are
             if not self._is_loss(error):
                 raise
             _forget(error)
