@@ -182,9 +182,9 @@ std::string traffic_text(const TrafficInterval& traffic, const TrafficTextOption
   if (traffic.ranks.size() > kMaxDrawnRanks) return text;
   const Drawn drawn(traffic);
   if (drawn.most == Bytes{0}) return text;
-  constexpr std::array<std::string_view, 5> kBlocks = {" ", "░", "▒", "▓", "█"};
+  constexpr std::array<std::string_view, 5> kShades = {" ", "░", "▒", "▓", "█"};
   constexpr std::array<std::string_view, 5> kAscii = {" ", ".", ":", "*", "#"};
-  const auto& shades = options.ascii ? kAscii : kBlocks;
+  const auto& shades = options.ascii ? kAscii : kShades;
   const std::size_t width = frame_text(drawn).size();
   text += fmt::format("{:>9} {:<{}}   {}\n", "from", "to: measured", width, "to: predicted");
   for (std::size_t row = 0; row < drawn.ranks.size(); ++row) {
