@@ -164,7 +164,9 @@ class Refused(Case):
         self.refuse("not one of the model", model, torch.optim.SGD(llama().parameters(), lr=0.1))
 
     def test_settings_and_plans(self):
-        self.refuse("micro_batches=0", llama(), micro_batches=0)
+        for name, values in {"micro_batches": (0, "2", 2.0, True, 2**63), "accumulation": (0, None), "steps": (-1, 1.5), "seed": (-1, "x")}.items():
+            for value in values:
+                self.refuse(f"{name}={value!r}, wanted a whole number", llama(), **{name: value})
         self.refuse("schedule: dapple, wanted gpipe, 1f1b, interleaved, zb-h1", llama(), schedule="dapple")
         document = {"format": "dynmo-plan-1", "ranks": 1, "schedule": "1f1b", "stages": [{"stage": 0, "rank": 0, "first_layer": 0, "layers": 5}]}
         self.refuse("cover 5 layers", llama(), plan=document)

@@ -21,6 +21,12 @@ LAYERDROPS = ("layerdrop", "layer_drop", "layerdrop_prob", "decoder_layerdrop")
 MAX_WRAPPERS = 16  # calls around an optimizer's step, such as a scheduler's
 
 
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises BadInputError unless `value` is a whole number from `least` on that fits into 63 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise BadInputError(f"{name}={value!r}, wanted a whole number, {least} or more")
+
+
 def digest(value: Any) -> int:
     """48 bits, which a double holds exactly."""
     hasher = hashlib.blake2b(digest_size=6)

@@ -107,8 +107,10 @@ class Pipeline:
         },))
         self._ranks.divide(1 if joins else replicas)
         self._outputs = Outputs(run, metrics, metrics_port, peak_flops)
-        if micro_batches < 1 or accumulation < 1:
-            raise BadInputError(f"micro_batches={micro_batches}, accumulation={accumulation}, wanted 1 or more")
+        checks.check_count("micro_batches", micro_batches, 1)
+        checks.check_count("accumulation", accumulation, 1)
+        checks.check_count("steps", steps, 0)
+        checks.check_count("seed", 0 if seed is None else seed, 0)
         self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))
         self.micro_batches, self._accumulation = micro_batches, accumulation
         self._seed = start.seed_of(draws, seed, self._ranks)
