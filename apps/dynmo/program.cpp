@@ -81,7 +81,8 @@ std::string explain_mismatch(const CLI::App& command, const std::string& text,
   return fmt::format("{} has no value, wanted one", name);
 }
 
-// CLI11 says "NAME: Value 7 not in range 1 to 5.000000" and "NAME: x not in {a,b}".
+// CLI11 says "NAME: Value 7 not in range 1 to 5.000000", from 2.3 on "... [1 - 5]", and "NAME: x
+// not in {a,b}".
 std::string explain_value(const std::string& text) {
   const std::size_t colon = text.find(": ");
   const std::size_t range = text.find(" not in range ");
@@ -99,8 +100,15 @@ std::string explain_value(const std::string& text) {
     return fmt::format("{} is '{}', wanted {}", text.substr(0, colon), given, names);
   }
   if (given.starts_with("Value ")) given = given.substr(6);
-  const std::string bounds = text.substr(range + 14);
-  const std::size_t to = bounds.find(" to ");
+  std::string bounds = text.substr(range + 14);
+  std::size_t to = bounds.find(" to ");
+  std::size_t behind = to + 4;
+  if (bounds.starts_with("[") && bounds.ends_with("]")) {
+    bounds = bounds.substr(1, bounds.size() - 2);
+    to = bounds.find(" - ");
+    behind = to + 3;
+  }
+  if (to == std::string::npos) return text;
   const auto plain = [](std::string number) {
     if (number.find('.') == std::string::npos) return number;
     number.erase(number.find_last_not_of('0') + 1);
@@ -108,7 +116,7 @@ std::string explain_value(const std::string& text) {
     return number;
   };
   const std::string least = plain(bounds.substr(0, to));
-  const std::string most = plain(bounds.substr(to + 4));
+  const std::string most = plain(bounds.substr(behind));
   constexpr std::size_t kNoLimit = 20;  // digits: the largest number there is
   return fmt::format(
       "{} is '{}', wanted {}", text.substr(0, colon), given,
