@@ -442,13 +442,13 @@ Expected<RunResult> run(const Job& job, const dynamism::LoadModel& load, const P
 
 std::optional<Shares> shares_of(const RunResult& run) {
   if (!run.others || !(run.others->kept_s > run.others->best_s)) return std::nullopt;
-  const auto [kept, best, past] = *run.others;
-  const auto share = [kept = kept](double seconds, double bound) {
-    return kept > bound ? (kept - seconds) / (kept - bound) : 0;
+  const OtherTimes& others = *run.others;
+  const auto share = [&others](double seconds, double bound) {
+    return others.kept_s > bound ? (others.kept_s - seconds) / (others.kept_s - bound) : 0;
   };
-  return Shares{.cuts = share(run.time.train_s, best),
-                .whole = share(run.time.total_s(), best),
-                .past = share(run.time.train_s, past)};
+  return Shares{.cuts = share(run.time.train_s, others.best_s),
+                .whole = share(run.time.total_s(), others.best_s),
+                .past = share(run.time.train_s, others.past_s)};
 }
 
 Expected<Comparison> compare(const Job& job, const std::vector<std::string>& policies,
