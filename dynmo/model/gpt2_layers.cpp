@@ -67,7 +67,7 @@ struct SavedNorm : Saved {
   Tensor inverse_N1;                          // 1 / standard deviation
   Tensor weight_gradient_D, bias_gradient_D;  // from input_gradient on
 
-  // Those of the norm, and the others of the layer.
+  // Returns the tensors of the norm behind `others`.
   std::vector<Tensor> with_norm(std::vector<Tensor> others) const {
     others.insert(others.end(), {x_ND, mean_N1, inverse_N1, weight_gradient_D, bias_gradient_D});
     return others;

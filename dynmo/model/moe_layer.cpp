@@ -209,7 +209,7 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     return n_gradient_MD;
   }
 
-  // The same of all experts at once, on a device. The host does not know how many rows each has.
+  // These do the same for all experts at once, on a device. The host does not know their rows.
   void through_experts_on_device(const std::vector<Parameter>& p, const Tensor& n_ND,
                                  SavedMoe& saved) const {
     saved.gate_MF = saved.up_MF = saved.out_MD = {Tensor()};

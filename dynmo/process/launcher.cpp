@@ -438,7 +438,7 @@ int Launch::result() const {
   };
   // A signal that came when all were done has interrupted nothing.
   if (interrupted_ && !std::ranges::all_of(children_, done)) return 130;
-  // Where losses are survived, those that ended last, and of them one that was done.
+  // If losses are survived, ranks that ended last come first, and among them one that was done.
   int last = 0;
   for (const Child& child : children_) {
     if (options_.survives && child.counts && !child.signalled) last = std::max(last, child.turn);

@@ -163,7 +163,7 @@ Expected<void> check_own_address(const std::string& address) {
 }
 
 Expected<std::string> loopback_address() {
-  // Where the interface is down, a socket may listen at its address, where no client reaches it.
+  // If the interface is down, a socket may listen at its address, but no client reaches it.
   constexpr std::chrono::seconds kHere{2};
   for (const char* address : {"127.0.0.1", "::1"}) {
     const auto listener = listen_on(address, 0);

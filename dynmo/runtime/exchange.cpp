@@ -48,7 +48,7 @@ constexpr std::array kLayerNumbers = {
         [](const auto& l) { return static_cast<double>(l.sample.stash_bytes.value); },
         [](auto& l, double v) { l.sample.stash_bytes = Bytes{static_cast<std::int64_t>(v)}; }}};
 
-// Those that layers of models also have where rows leave.
+// Layers of models whose rows leave have these, too.
 constexpr std::array kRowNumbers = {
     LayerNumber{[](const auto& l) { return l.rows; }, [](auto& l, double v) { l.rows = v; }},
     LayerNumber{[](const auto& l) { return static_cast<double>(l.sample.boundary_bytes.value); },

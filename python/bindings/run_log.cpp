@@ -144,8 +144,8 @@ class RunLog {
                       .profiler = told.profiler(),
                       .observed = told.observed()});
   }
-  // Writes what `dynmo report` reads beside the records: the summary of the first `steps` steps and
-  // the costs of the layers. Writes nothing if no step was measured. No record follows.
+  // Writes the summary of the first `steps` steps and the costs of the layers. Writes nothing if no
+  // step was measured. No record follows.
   Expected<void> finish(std::int64_t steps, const Json& profile) {
     if (!events_) return {};
     DYNMO_ASSIGN(const cost::ModelCost costs, cost::parse_profile(profile, "profile"));

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/rng.h"
@@ -128,6 +129,22 @@ TEST(ExpertsOnStrictDevice, AreChosenAsOnTheCpu) {
 namespace dynmo::runtime::testing {
 namespace {
 
+// Its losses on the strict device are like the CPU's, and two ranks have the same bits as one.
+void expect_like_cpu_on_two_ranks(RunOptions run) {
+  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+  run.learning_rate = 3e-3;
+  run.cut = {static_cast<int>(run.layers.size())};
+  run.staging.device = at::kCPU;
+  const RunResult expected = run_pipeline(run);
+  ASSERT_TRUE(expected.status) << expected.status.error().message;
+  run.staging.device = strict::open(0);
+  const RunResult one = run_pipeline(run);
+  ASSERT_TRUE(one.status) << one.status.error().message;
+  dynmo::testing::expect_like_cpu(one.losses, expected.losses, cost::Precision::kFp32);
+  run.cut = {3, run.cut[0] - 3};
+  expect_same(one, run_pipeline(run), "two ranks");
+}
+
 // Trains with a router whose options are `options`, on the CPU, the device and two ranks of it.
 void expect_like_cpu_with(const dynamism::MoeOptions& options, bool depths = false,
                           bool exits = false) {
@@ -145,18 +162,7 @@ void expect_like_cpu_with(const dynamism::MoeOptions& options, bool depths = fal
     }
     return sources;
   };
-  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
-  run.learning_rate = 3e-3;
-  run.cut = {static_cast<int>(run.layers.size())};
-  run.staging.device = at::kCPU;
-  const RunResult expected = run_pipeline(run);
-  ASSERT_TRUE(expected.status) << expected.status.error().message;
-  run.staging.device = strict::open(0);
-  const RunResult one = run_pipeline(run);
-  ASSERT_TRUE(one.status) << one.status.error().message;
-  dynmo::testing::expect_like_cpu(one.losses, expected.losses, cost::Precision::kFp32);
-  run.cut = {3, run.cut[0] - 3};
-  expect_same(one, run_pipeline(run), "two ranks");
+  expect_like_cpu_on_two_ranks(std::move(run));
 }
 
 dynamism::MoeOptions four(dynamism::MoeRouter router) {
@@ -190,18 +196,7 @@ TEST(ExpertsOnStrictDevice, TrainLikeTheCpuWithUnitsRemoved) {
                                                      .form = dynamism::PruningForm::kUnits}));
     return sources;
   };
-  run.layers = shaped(model::make_llama(small_model()), run.make_sources);
-  run.learning_rate = 3e-3;
-  run.cut = {static_cast<int>(run.layers.size())};
-  run.staging.device = at::kCPU;
-  const RunResult expected = run_pipeline(run);
-  ASSERT_TRUE(expected.status) << expected.status.error().message;
-  run.staging.device = strict::open(0);
-  const RunResult one = run_pipeline(run);
-  ASSERT_TRUE(one.status) << one.status.error().message;
-  dynmo::testing::expect_like_cpu(one.losses, expected.losses, cost::Precision::kFp32);
-  run.cut = {3, run.cut[0] - 3};
-  expect_same(one, run_pipeline(run), "two ranks");
+  expect_like_cpu_on_two_ranks(std::move(run));
 }
 
 TEST(ExpertsOnStrictDevice, TrainInRoutedBlocksAndBehindExits) {

@@ -240,7 +240,7 @@ TEST(Pruning, DensitiesOfUnitsAgreeWithSortedSizes) {
   }
 }
 
-// Each layer costs what one of so many hidden units and heads does.
+// Each layer costs the same as a dense one with the remaining hidden units and heads.
 TEST(Pruning, LayersWithFewerUnitsCostWhatSmallerOnesDo) {
   PruningOptions options{.start = 1, .end = 1, .every = 1, .final_sparsity = 0.5};
   options.form = PruningForm::kUnits;

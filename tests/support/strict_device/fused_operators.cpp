@@ -99,8 +99,8 @@ Tensor causal_scores(const Tensor& q_HNK, const Tensor& k_HNK) {
                     -std::numeric_limits<float>::infinity());
 }
 
-// Where a section's logarithms lie: [heads, rows] of flash, [sections, heads, longest] of the
-// other.
+// Returns a section's logarithms. Flash has them as [heads, rows], the other one as [sections,
+// heads, longest].
 Tensor log_sums_of(const Tensor& log_sums, const Section& section) {
   return log_sums.dim() == 2 ? log_sums.narrow(1, section.first, section.rows)
                              : log_sums.select(0, section.index).narrow(1, 0, section.rows);
