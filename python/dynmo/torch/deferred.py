@@ -49,7 +49,8 @@ class Deferring(TorchFunctionMode):
             others = [value for value in given if isinstance(value, Tensor) and not any(value is weight for weight in weights)]
             if weights and not any(isinstance(value, (tuple, list)) for value in given):
                 call = self._product(function, args, named, others)
-                return _Apart.apply(call, len(others), weights, self._queue, *others, *weights)  # type: ignore[no-untyped-call]
+                apply: Callable[..., Tensor] = _Apart.apply
+                return apply(call, len(others), weights, self._queue, *others, *weights)
         return function(*args, **named)
 
     def _product(self, function: Any, args: Any, named: dict[str, Any], others: list[Tensor]) -> Callable[[list[Tensor]], Tensor]:

@@ -54,6 +54,12 @@ def open_store(address: str, port: int, here: bool, timeout_s: float) -> Any:
     return _C10D.TCPStore(address, port, None, is_master=here, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
+def _new_group(timeout: timedelta) -> dist.ProcessGroup:
+    made: Any = dist.new_group(backend="gloo", timeout=timeout)  # its type says what ranks outside the group get, too
+    group: dist.ProcessGroup = made
+    return group
+
+
 def describe_replicas(replicas: Replicas) -> Any:
     """Their number, or the rows of a mesh: what ranks compare."""
     if isinstance(replicas, DeviceMesh):
@@ -115,7 +121,7 @@ class Ranks:
         if dist.is_initialized() and dist.get_world_size() > 1:
             self.number, self.world = self.rank, self.size = dist.get_rank(), dist.get_world_size()
             with self._sockets.opening():
-                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+                self._group = _new_group(timedelta(seconds=timeout_s))
             self.places = self.gather((socket.gethostname(), os.getpid()))
         self._lay_out([list(range(self.world))])
         self.members = list(range(self.world))  # what each of these ranks was at the start
@@ -195,7 +201,7 @@ class Ranks:
                 store = open_store(address, port, here=False, timeout_s=store_s)
                 store.set_timeout(limit)
                 dist.init_process_group("gloo", store=_C10D.PrefixStore(name, store), rank=number, world_size=world, timeout=limit)
-                self._group = dist.new_group(backend="gloo", timeout=limit) if world > 1 else None
+                self._group = _new_group(limit) if world > 1 else None
 
         self.guard(begin)
         self.number, self.world = number, world
