@@ -84,7 +84,9 @@ def class_and_config(kind):
     parts = [getattr(default, name, None) for name in type(default).sub_configs]
     default = next((part for part in parts if type(part) is getattr(model_class, "config_class", None)), default)
     given = {**sizes_of(default), **OWN.get(default.model_type, {})}
-    return model_class, type(default)(**given, tie_word_embeddings=False, is_encoder_decoder=False)
+    config = type(default)(**given, tie_word_embeddings=False, is_encoder_decoder=False)
+    config.output_router_logits = True  # those of experts add a loss of all routers
+    return model_class, config
 
 
 def make(kind):

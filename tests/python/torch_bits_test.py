@@ -60,6 +60,17 @@ class Bits(RankCase):
         ]
         self.compare(drawn(cases, 3, "the families with I and W apart"), 3)
 
+    def test_a_loss_of_the_routers_of_all_blocks(self):
+        common = {"family": "mixtral", "config": {"output_router_logits": True}, "steps": 12, "micro_batches": 4, "clip": 1.0, "freeze": True}
+        cases = [
+            {**common, "seed": 70},
+            {**common, "apart": True, "seed": 71},
+            {**common, "autocast": True, "items": True, "seed": 72},
+            {**common, "checkpointing": "plain", "seed": 73},
+            {**common, "checkpointing": "reentrant", "freeze": False, "seed": 74},
+        ]
+        self.compare(drawn(cases, 2, "the losses of routers"), 3)
+
     def test_one_rank_is_the_plain_loop(self):
         self.compare([{"family": "gemma3_text", "steps": 12, "micro_batches": 2, "clip": 1.0, "freeze": True}], 1)
 

@@ -135,6 +135,7 @@ def batches():
     padded = torch.ones(SAMPLES, LENGTH, dtype=torch.long)
     padded[1, 5:] = 0
     as_the_loop({**batch_of(), "attention_mask": padded}, "llama4_text")
+    as_the_loop({**batch_of(), "output_router_logits": True}, "mixtral")
     for family in ("bart", "gptj", "roformer", "xlnet"):
         as_the_loop(batch_of(), family)
     refused_batch("takes num_items_in_batch", "bart", num_items_in_batch=28)
@@ -182,12 +183,14 @@ def later_steps():
     refused("state: it has no", lambda: pipe.load_state_dict({}))
     pipe.evaluate(**batch_of(), attention_mask=torch.ones(SAMPLES, LENGTH, dtype=torch.long))  # the whole model is still here
     first = pipe.step(**batch_of())
-    for call in (model.state_dict, model.model.layers.state_dict):
+    elsewhere = [owner != dist.get_rank() for owner in pipe.plan.owners]
+    for call in (model.state_dict, *([model.model.layers.state_dict] if any(elsewhere[1:-1]) else [])):  # times decide about the cut
         refused("pipe.save_pretrained()", call)
     pipe.evaluate(**batch_of(), attention_mask=torch.ones(SAMPLES, LENGTH, dtype=torch.long))
     refused("position_ids was not in the first batch", lambda: pipe.step(**batch_of(), position_ids=torch.arange(LENGTH)[None]))
     refused("zb-h1 has I and W apart, with which the first batch was not checked", lambda: pipe.move_to({**pipe.plan.document(), "schedule": "zb-h1"}))
     refused("labels is a number, in the first batch", lambda: pipe.step(input_ids=batch_of()["input_ids"], labels=3))
+    refused("output_router_logits was not in the first batch", lambda: pipe.step(**batch_of(), output_router_logits=True))
     refused("3 samples in 2 micro-batches", lambda: pipe.step(**{name: value[:3] for name, value in batch_of().items()}))
     own = batch_of() if dist.get_rank() == 0 else {name: value[:3] for name, value in batch_of().items()}
     optimizer.zero_grad()
@@ -208,6 +211,17 @@ def later_steps():
     refused("3 samples in 2" if dist.get_rank() == 1 else "rank 1 has another batch", lambda: pipe.step(**own))
 
 
+def flags():
+    """Losses that change between steps, which ranks with other layers cannot know."""
+    model, optimizer = make("mixtral")
+    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    pipe.step(**batch_of(), output_router_logits=False)
+    refused("output_router_logits is on, in the first batch, with which the split was checked, off", lambda: pipe.step(**batch_of(), output_router_logits=True))
+    model.config.output_router_logits = True
+    pipe.step(**batch_of(), output_router_logits=False)
+    refused("config.output_router_logits has been switched on since", lambda: pipe.step(**batch_of()))
+
+
 def models():
     """Blocks that are left out at random."""
     for family, key in (("opt", "layerdrop"), ("bart", "decoder_layerdrop")):
@@ -216,7 +230,7 @@ def models():
 
 def main():
     dist.init_process_group("gloo")
-    {"batches": batches, "failures": lambda: (failures_of_one_rank(), models(), later_steps())}[os.environ["PART"]]()
+    {"batches": batches, "failures": lambda: (failures_of_one_rank(), models(), flags(), later_steps())}[os.environ["PART"]]()
     dist.destroy_process_group()
 
 

@@ -124,7 +124,6 @@ class Refused(Case):
     def test_losses_that_span_layers(self):
         for flag in ("output_hidden_states", "output_attentions"):
             self.refuse(flag, llama(**{flag: True}))
-        self.refuse("output_router_logits", torch_cases.make_model({"family": "mixtral", "config": {"output_router_logits": True}}))
 
     def test_models_that_are_no_decoders(self):
         self.refuse("layers=[(name, module), ...]", nn.Linear(2, 2))

@@ -16,7 +16,7 @@ INPUT, TARGET = "input", "target"  # of layers of the user's own
 IGNORED = -100  # a label without a loss
 CUT = ("input_ids", "labels", "inputs_embeds", INPUT, TARGET)  # never shared by the samples
 FLAGS = {
-    "use_cache": "keys and values lie on several ranks", "output_router_logits": "the auxiliary loss spans all layers",
+    "use_cache": "keys and values lie on several ranks",
     "output_hidden_states": "the hidden tensors lie on several ranks", "output_attentions": "the attentions lie on several ranks",
 }
 Leaves = dict[str, Any]
@@ -208,6 +208,8 @@ def kinds_of(batch: Mapping[str, Any]) -> dict[str, str]:
     for path, value in leaves_of(batch, ""):
         if isinstance(value, Tensor) and value.dim() > 0:
             kinds[path] = f"{value.dtype} of {value.dim()} dimensions"
+        elif isinstance(value, bool):
+            kinds[path] = "on" if value else "off"
         elif value is not None:
             kinds[path] = "a string" if isinstance(value, str) else "a number"
     return kinds

@@ -83,7 +83,6 @@ def check_model(model: nn.Module) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise BadInputError("model: it is an encoder-decoder, wanted a decoder, or layers=[(name, module), ...]")
     for flag, why in (
-        ("output_router_logits", "its auxiliary loss spans all layers"),
         ("output_hidden_states", "the hidden tensors lie on several ranks"),
         ("output_attentions", "the attentions lie on several ranks"),
     ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import inspect
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ..errors import BadInputError
 from . import checks
 from .device import device_of
 from .layers import HIDDEN, LOSS, Context, Layer, MicroBatch, Spec, Tie, Values
+from .routers import Mode, Routers
 from .stand_ins import (
     BlockStandIn, FrontStandIn, Given, Path, at, hidden_path, replaced, shape_before_width, tensors_of, with_fresh_caches, with_tensors,
     without_caches,
@@ -117,9 +119,13 @@ class Decoder:
         self.limits, self.forces_gradients = False, False
         # Arguments of blocks that come out of the embedding's weights, by block and place: boundaries carry them.
         self.carried: dict[tuple[int, Path], str] = {}
-        self.width = 1
+        self.routers = Routers(model, self._real, text_config(model))
         self._takes_cache = _takes(model, "use_cache")
         self.caches = Caches.DROPPED
+
+    @property
+    def width(self) -> int:
+        return 1 + len(set(self.carried.values())) + len(self.routers)
 
     # --- What lies in front of the blocks and what behind, found by running the model once. ---
 
@@ -273,8 +279,11 @@ class Decoder:
             raise BadInputError(f"model: block {len(arguments)} was not run, wanted each once, in order (layerdrop?)")
         return first[0], Notes(arguments, hidden_places, Spec(HIDDEN, tuple(first[0].shape), first[0].dtype))
 
+    def _mode(self) -> Mode:
+        return torch.is_autocast_enabled(self.device.type), torch.get_autocast_dtype(self.device.type)
+
     def _key(self, batch: MicroBatch) -> Any:
-        key: list[Any] = [self.module.training, torch.is_autocast_enabled(self.device.type), torch.get_autocast_dtype(self.device.type)]
+        key: list[Any] = [self.module.training, *self._mode()]
         for name, value in batch.items():
             if isinstance(value, Tensor) and name in ("input_ids", "labels") and self.notes_follow_shapes:
                 key.append((name, tuple(value.shape), value.dtype))
@@ -301,7 +310,10 @@ class Decoder:
             specs.setdefault(name, Spec(name, tuple(tensor.shape), tensor.dtype))
         context.notes = notes
         context.boundaries = [
-            [notes.first, *[spec for name, spec in specs.items() if self._wanted_behind(layer, name)]]
+            [
+                notes.first, *[spec for name, spec in specs.items() if self._wanted_behind(layer, name)],
+                *self.routers.specs(context.batch, layer, notes.first.shape, self._mode()),
+            ]
             for layer in range(len(self._real) + 1)
         ]
 
@@ -313,7 +325,7 @@ class Decoder:
             return self._run_front(context)
         if layer <= len(self._real):
             return self._run_block(layer - 1, values, context)
-        return {LOSS: self._run_behind(values[HIDDEN], context)}
+        return {LOSS: self._run_behind(values, context)}
 
     def _run_front(self, context: Context) -> Values:
         hidden, notes = self.front(context.batch, zeros=False)
@@ -330,13 +342,17 @@ class Decoder:
         arguments, named = with_tensors(notes.arguments[index], {notes.places[index]: hidden, **by})
         if self.caches is Caches.FRESH:
             arguments, named = with_fresh_caches((arguments, named))
-        output = self._real[index](*arguments, **named)
-        result = _hidden_of(index, output)
-        _check_shape(index, hidden, result)
-        return {HIDDEN: result, **{spec.name: values[spec.name] for spec in context.boundaries[index + 1][1:]}}
+        found = dict(values)
+        with self.routers.noted(index, found):
+            output = self._real[index](*arguments, **named)
+        found[HIDDEN] = _hidden_of(index, output)
+        _check_shape(index, hidden, found[HIDDEN])
+        for spec in context.boundaries[index + 1][1:]:
+            spec.check(f"block {index}", found.get(spec.name))
+        return {spec.name: found[spec.name] for spec in context.boundaries[index + 1]}
 
-    def _run_behind(self, hidden: Tensor, context: Context) -> Tensor:
-        state = self.device.random_state()
+    def _run_behind(self, values: Values, context: Context) -> Tensor:
+        state, hidden = self.device.random_state(), values[HIDDEN]
 
         def pass_on(*arguments: Any, **named: Any) -> Tensor:
             given = (arguments, named)
@@ -347,7 +363,8 @@ class Decoder:
             self.device.set_random_state(state)  # what runs in front of the blocks has drawn, too
             return hidden
 
-        return self._loss_of(self._call(context.batch, [pass_on] * (len(self._real) - 1) + [arrived], zeros=True))
+        with self.routers.replayed(values):
+            return self._loss_of(self._call(context.batch, [pass_on] * (len(self._real) - 1) + [arrived], zeros=True))
 
     def _loss_of(self, output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
@@ -394,11 +411,24 @@ class Decoder:
                     name = names.setdefault(id(tensor), f"carried.{len(set(self.carried.values()))}")
                     self.carried[(block, path)] = name
         self.take(self.caches, self.carried)
+        if self.routers.are_wanted(batch):
+            self._learn_routers(batch, real.first)
+
+    def _learn_routers(self, batch: MicroBatch, hidden: Spec) -> None:
+        with torch.no_grad():
+            self.routers.learn(lambda: self.module(**self.arguments(batch)), hidden.shape, self._mode())
+            given = {HIDDEN: torch.zeros(hidden.shape, dtype=hidden.dtype, device=self.device.device)}
+            losses = []
+            for value in (0.0, math.nan):
+                specs = self.routers.specs(batch, len(self._real), hidden.shape, self._mode())
+                logits = {spec.name: torch.full(spec.shape, value, dtype=spec.dtype, device=self.device.device) for spec in specs}
+                losses.append(self._run_behind({**given, **logits}, Context(batch, batch)))
+            if torch.equal(*losses):
+                self.routers.forget()
 
     def take(self, caches: Caches, carried: dict[tuple[int, Path], str]) -> None:
         """Changes what blocks are given; notes of before are dropped."""
         self.caches, self.carried = caches, carried
-        self.width = 1 + len(set(carried.values()))
         self._cache.clear()
 
     def learn_what_notes_follow(self, batches: list[MicroBatch]) -> None:

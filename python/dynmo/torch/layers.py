@@ -10,6 +10,7 @@ from typing import Any, Optional, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..errors import BadInputError
 from .device import Device
 
 MicroBatch = Mapping[str, Any]
@@ -33,6 +34,12 @@ class Spec:
     @property
     def has_gradient(self) -> bool:
         return self.dtype.is_floating_point
+
+    def check(self, giver: str, tensor: Optional[Tensor]) -> None:
+        """Raises BadInputError unless the tensor has this shape and type."""
+        if tensor is None or tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
+            found = "nothing" if tensor is None else f"{tuple(tensor.shape)} in {tensor.dtype}"
+            raise BadInputError(f"{giver} gives {found} as {self.name}, wanted {self.shape} in {self.dtype} as in the first batch")
 
 
 @dataclass
@@ -78,9 +85,12 @@ class Split(Protocol):
     ties: list[Tie]
     module: nn.Module
     device: Device
-    width: int  # the most tensors of a boundary
     limits: bool  # whether the shapes of boundaries are limits
     forces_gradients: bool  # whether the output of a frozen first layer requires grad, as reentrant checkpointing wants
+
+    @property
+    def width(self) -> int:
+        """The most tensors of a boundary."""
 
     def begin(self, batch: MicroBatch, step: int, host: Optional[MicroBatch] = None) -> Context:
         """A context without notes. `host` is the batch in host memory."""

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What routers of experts gave, where the loss of a model reads it from all blocks.
+
+transformers adds the loss of uneven experts (Fedus et al., arXiv 2101.03961, equation 4) behind the blocks. Boundaries carry the logits
+of each router there: the model's own code computes the loss, and its bits stay, which no sum of a rank could promise.
+"""
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInputError
+from .layers import MicroBatch, Spec, Values
+
+FLAG, LOGITS = "output_router_logits", "router_logits"
+Mode = tuple[bool, torch.dtype]  # of autocast; types depend on it
+
+
+@dataclass(frozen=True)
+class _Router:
+    """A call of a module inside a block."""
+
+    block: int
+    module: nn.Module
+    index: Optional[int]  # of the logits in what the module gives; None if that is the tensor
+    flat: bool  # whether all tokens are one dimension of the logits
+    shape: tuple[int, ...]  # of a token's logits
+
+
+class Routers:
+    """Those of a decoder. Boundaries carry nothing while the flag is off, or if the loss does not depend on them."""
+
+    def __init__(self, model: nn.Module, blocks: list[nn.Module], config: Any) -> None:
+        self._model, self._blocks, self._config = model, blocks, config
+        self._routers: dict[str, _Router] = {}  # by the name of their tensor, in the order of the calls
+        self._tuple: list[Optional[str]] = []  # that the loss reads; None where a block has no router
+        self._holders: list[nn.Module] = []  # which give that tuple
+        self._types: dict[Mode, list[torch.dtype]] = {}
+
+    def __len__(self) -> int:
+        return len(self._routers)
+
+    def are_wanted(self, batch: MicroBatch) -> bool:
+        flag = batch.get(FLAG)
+        return bool(getattr(self._config, FLAG, False) if flag is None else flag)
+
+    # --- Finding them. ---
+
+    def learn(self, run: Callable[[], Any], hidden: tuple[int, ...], mode: Mode) -> None:
+        """Finds what becomes of logits in `run`, a pass of the whole model whose blocks are given a tensor of shape `hidden`."""
+        made: dict[int, tuple[Tensor, _Router]] = {}  # by id, which is the tensor's own while it lives
+        given: list[tuple[nn.Module, tuple[Any, ...]]] = []
+
+        def note(block: int, module: nn.Module, _: Any, output: Any) -> None:
+            for index, part in enumerate(output) if isinstance(output, (tuple, list)) else [(None, output)]:
+                if isinstance(part, Tensor) and id(part) not in made:
+                    made[id(part)] = (part, _router_of(part, hidden, block, module, index))
+
+        def note_tuple(module: nn.Module, _: Any, output: Any) -> None:
+            if isinstance(output, Mapping) and isinstance(output.get(LOGITS), tuple):
+                given.append((module, output[LOGITS]))
+
+        inside = {id(part): block for block, module in enumerate(self._blocks) for part in module.modules()}
+        with contextlib.ExitStack() as hooks:
+            for module in self._model.modules():
+                if id(module) in inside:
+                    hooks.callback(module.register_forward_hook(partial(note, inside[id(module)])).remove)
+                elif module is not self._model:
+                    hooks.callback(module.register_forward_hook(note_tuple).remove)
+            run()
+        logits = given[0][1] if given else ()
+        for one in logits:
+            if one is not None and id(one) not in made:
+                raise BadInputError(f"model: the {LOGITS} that it gives are not those of modules in its blocks; set {FLAG} to False")
+        distinct = {id(one): one for one in logits if one is not None}
+        names = {key: f"{LOGITS}.{number}" for number, key in enumerate(distinct)}
+        self._routers = {names[key]: made[key][1] for key in distinct}
+        self._tuple = [None if one is None else names[id(one)] for one in logits]
+        self._holders = [module for module, other in given if list(map(id, other)) == list(map(id, logits))]
+        self._types[mode] = [one.dtype for one in distinct.values()]
+
+    def forget(self) -> None:
+        """The loss does not depend on them."""
+        self._routers, self._tuple, self._holders = {}, [], []
+
+    # --- Carrying them. ---
+
+    def specs(self, batch: MicroBatch, layer: int, hidden: tuple[int, ...], mode: Mode) -> list[Spec]:
+        """The tensors behind a layer, where a hidden tensor has the shape `hidden`."""
+        if not self.are_wanted(batch):
+            return []
+        if not self._types:
+            raise BadInputError(f"model: config.{FLAG} has been switched on since the split was checked, wanted it on from the start")
+        types = self._types.get(mode, next(iter(self._types.values())))
+        tokens = hidden[:2]
+        return [
+            Spec(name, ((math.prod(tokens),) if router.flat else tokens) + router.shape, dtype)
+            for (name, router), dtype in zip(self._routers.items(), types) if router.block < layer
+        ]
+
+    @contextlib.contextmanager
+    def noted(self, block: int, values: Values) -> Iterator[None]:
+        """Adds to `values` what the routers of a block give meanwhile."""
+        waiting = [(name, router) for name, router in self._routers.items() if router.block == block]
+
+        def note(module: nn.Module, _: Any, output: Any) -> None:
+            for name, router in waiting:
+                if router.module is module and name not in values:
+                    values[name] = output if router.index is None else output[router.index]
+                    return
+
+        with contextlib.ExitStack() as hooks:
+            for module in {router.module for _, router in waiting}:
+                hooks.callback(module.register_forward_hook(note).remove)
+            yield
+
+    @contextlib.contextmanager
+    def replayed(self, values: Values) -> Iterator[None]:
+        """The loss reads the logits of `values` meanwhile."""
+        if not self._routers or next(iter(self._routers)) not in values:
+            yield
+            return
+        logits = tuple(None if name is None else values[name] for name in self._tuple)
+
+        def replace(_: nn.Module, __: Any, output: Any) -> Any:
+            output[LOGITS] = logits
+            return output
+
+        with contextlib.ExitStack() as hooks:
+            for module in self._holders:
+                hooks.callback(module.register_forward_hook(replace).remove)
+            yield
+
+
+def _router_of(logits: Tensor, hidden: tuple[int, ...], block: int, module: nn.Module, index: Optional[int]) -> _Router:
+    tokens, shape = hidden[:2], tuple(logits.shape)
+    flat = shape[:1] == (math.prod(tokens),)
+    return _Router(block, module, index, flat, shape[1 if flat else len(tokens) :])
