@@ -90,6 +90,9 @@ class Licences(unittest.TestCase):
         compared = [row for row in WHEELS if metadata_of(row[4])]
         if not compared:
             self.skipTest("scripts/setup has installed no wheel here")
+        tabled, here = next((row[1] for row in WHEELS if row[4] == "torch"), ""), metadata_of("torch")
+        if here and here["Version"] != tabled:
+            self.skipTest(f"the table has the wheels of PyTorch {tabled}, here is {here['Version']}")
         for name, version, licence, _, package_name, _ in compared:
             metadata = metadata_of(package_name)
             with self.subTest(name):
