@@ -48,6 +48,13 @@ std::map<std::int64_t, std::filesystem::path> load_traces(const RunFolder& folde
   return found;
 }
 
+void remove_load_traces_after(const RunFolder& folder, std::int64_t step) {
+  for (const auto& [first, path] : load_traces(folder)) {
+    std::error_code fault;
+    if (first > step) std::filesystem::remove(path, fault);
+  }
+}
+
 Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::open(
     const std::filesystem::path& path, std::int64_t every, dynamism::TraceLines::Device device) {
   std::FILE* file = std::fopen(path.c_str(), "we");

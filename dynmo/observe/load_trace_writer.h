@@ -77,4 +77,8 @@ class LoadTraceWriter {
 // Returns the load traces of a run by the step at which it began or was resumed.
 [[nodiscard]] std::map<std::int64_t, std::filesystem::path> load_traces(const RunFolder& folder);
 
+// Removes the load traces that begin after `step`. They belong to a run that has returned to a step
+// before them.
+void remove_load_traces_after(const RunFolder& folder, std::int64_t step);
+
 }  // namespace dynmo::observe

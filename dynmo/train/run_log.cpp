@@ -108,11 +108,7 @@ Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory:
   DYNMO_ASSIGN(log.events_,
                Events::open(log.folder_.events(),
                             first_step > 0 ? Events::Start::kAppend : Events::Start::kEmpty));
-  // Files of later steps belong to a run that has returned to a step before them.
-  for (const auto& [first, path] : observe::load_traces(log.folder_)) {
-    std::error_code fault;
-    if (first > first_step) std::filesystem::remove(path, fault);
-  }
+  observe::remove_load_traces_after(log.folder_, first_step);
   if (log.settings_.load_trace_every == 0) return log;
   DYNMO_ASSIGN(log.load_trace_, observe::LoadTraceWriter::open(log.folder_.load_trace(first_step),
                                                                log.settings_.load_trace_every,

@@ -28,6 +28,7 @@
 #include "dynmo/observe/run_summary.h"
 #include "dynmo/observe/summary.h"
 #include "dynmo/observe/trace.h"
+#include "dynmo/process/file_lock.h"
 #include "dynmo/process/host_memory.h"
 #include "dynmo/schedule/text.h"
 #include "python/bindings/decisions.h"
@@ -42,8 +43,8 @@ namespace {
 // One rank's files; the leader, rank 0 at first, has the events and the load trace. One thread.
 class RunLog {
  public:
-  static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank,
-                                                std::int64_t first_step, int replicas,
+  // Makes the folder, which belongs to this run then. Writes nothing of steps until begin().
+  static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank, int replicas,
                                                 const observe::RunScale& scale,
                                                 const std::vector<std::string>& metrics,
                                                 std::int64_t port) {
@@ -53,26 +54,53 @@ class RunLog {
           "ranks={}, replicas={}, wanted a rank or more for each of 1 replica or more", scale.ranks,
           replicas);
     }
-    auto log = std::unique_ptr<RunLog>(new RunLog(path, WorldRank(rank), first_step,
-                                                  {.name = "dynmo.torch", .replicas = replicas}));
+    auto log = std::unique_ptr<RunLog>(
+        new RunLog(path, WorldRank(rank), {.name = "dynmo.torch", .replicas = replicas}));
     log->ranks_ = scale.ranks / replicas;
     log->scale_ = scale;
     DYNMO_TRY(log->open_metrics(metrics, port));
-    using Records = observe::RecordWriterOptions;
-    const bool appends = first_step > 0;
     DYNMO_TRY(make_directories(log->folder_.records()));
-    DYNMO_TRY(log->open_records(appends ? Records::Start::kAppend : Records::Start::kEmpty));
     if (rank != 0) return log;
-    DYNMO_ASSIGN(log->events_,
-                 Events::open(log->folder_.events(),
-                              appends ? Events::Start::kAppend : Events::Start::kEmpty));
-    DYNMO_ASSIGN(log->load_trace_,
-                 observe::LoadTraceWriter::open(log->folder_.load_trace(first_step), 1));
+    auto lock = process::FileLock::take(log->folder_.lock());
+    if (!lock) {
+      return make_error(lock.error().code, "run='{}': {}; wanted another folder", path,
+                        lock.error().message);
+    }
+    log->leader_.lock.emplace(*std::move(lock));
     return log;
   }
 
-  // Goes back to `step` after a loss: removes the records from there on, and at the leader, which
-  // may be a new one, those of lost ranks and the lines of the load trace.
+  // Opens the files before step `first_step`, which is run with `plan`. Files of an earlier run
+  // stay as they are before that step. Returns kBadInput if there are some and it is the first one.
+  Expected<void> begin(std::int64_t first_step, const Json& plan, int accumulation) {
+    DYNMO_ASSIGN(const plan::Plan first, plan::parse_plan(plan, "plan"));
+    using Records = observe::RecordWriterOptions;
+    const bool appends = first_step > 0;
+    const bool leads = rank_ == WorldRank(0);
+    if (appends) {
+      DYNMO_TRY(observe::cut_lines(folder_.records_of(rank_), first_step));
+      if (leads) DYNMO_TRY(cut_other_ranks(first_step));
+    } else {
+      DYNMO_TRY(check_empty(folder_.records_of(rank_)));
+      if (leads) DYNMO_TRY(check_empty(folder_.events()));
+    }
+    first_step_ = first_step;
+    whole_ = !appends;
+    DYNMO_TRY(open_records(appends ? Records::Start::kAppend : Records::Start::kEmpty));
+    if (!leads) return {};
+    DYNMO_ASSIGN(leader_.events, Events::open(folder_.events(), appends ? Events::Start::kAppend
+                                                                        : Events::Start::kEmpty));
+    observe::remove_load_traces_after(folder_, first_step);
+    DYNMO_ASSIGN(leader_.load_trace,
+                 observe::LoadTraceWriter::open(folder_.load_trace(first_step), 1));
+    // Nothing was measured earlier.
+    leader_.load_trace->start(
+        {.plan = first, .measured_under = first, .measured = {}, .accumulation = accumulation});
+    return {};
+  }
+
+  // Goes back to `step`, after a loss for example: removes the records from there on, and at the
+  // leader, which may be a new one, those of lost ranks and the lines of the load trace.
   Expected<void> go_on(std::int64_t step, bool leads, const std::vector<int>& lost, int ranks) {
     static_cast<void>(records_->close());  // what it lacks is in failures()
     if (const auto failure = records_->take_failure()) omitted_.push_back(failure->message);
@@ -82,30 +110,21 @@ class RunLog {
     moved_ = {};
     scale_.ranks = ranks;
     if (metrics_) metrics_->set_scale(scale_);
-    if (!leads) return {};
+    if (!leads && !leader_.events) return {};
     for (const int rank : lost) {
       DYNMO_TRY(observe::cut_lines(folder_.records_of(WorldRank(rank)), step));
     }
-    if (!events_) {
+    if (!leader_.events) {
       if (metrics_) metrics_->lead();
-      DYNMO_ASSIGN(events_, Events::open(folder_.events(), Events::Start::kAppend));
+      DYNMO_ASSIGN(leader_.events, Events::open(folder_.events(), Events::Start::kAppend));
     }
-    load_trace_.reset();
-    DYNMO_ASSIGN(load_trace_,
+    leader_.load_trace.reset();
+    DYNMO_ASSIGN(leader_.load_trace,
                  observe::LoadTraceWriter::go_on(folder_.load_trace(first_step_), 1, step));
     return {};
   }
-  // The plan of the first step, before it; nothing was measured earlier.
-  Expected<void> start(const Json& plan, int accumulation) {
-    DYNMO_ASSIGN(const plan::Plan first, plan::parse_plan(plan, "plan"));
-    if (load_trace_) {
-      load_trace_->start(
-          {.plan = first, .measured_under = first, .measured = {}, .accumulation = accumulation});
-    }
-    return {};
-  }
   void event(const std::string& kind, std::int64_t step, const Json& more) {
-    if (events_) events_->add(kind, step, more);
+    if (leader_.events) leader_.events->add(kind, step, more);
     if (metrics_) metrics_->event(kind, step, more);
   }
   void decision(std::int64_t step, const Decisions& decisions) {
@@ -123,7 +142,7 @@ class RunLog {
     DYNMO_ASSIGN(observe::StepRecord record, observe::parse_record(json, "record"));
     if (record.memory_bytes == Bytes{0}) record.memory_bytes = process::resident_memory();
     observe::add_facts(record, std::exchange(moved_, {}), observe::OverSteps::kSum);
-    if (events_ && whole_ && record.rank == rank_.value) {
+    if (leader_.events && whole_ && record.rank == rank_.value) {
       history_.add({static_cast<const observe::StepFacts&>(record), record.step, record.tokens},
                    {});
     }
@@ -136,18 +155,18 @@ class RunLog {
     if (metrics_) metrics_->set_scale(scale_);
   }
   void load(std::int64_t step, int frozen_layers, const Decisions& decisions) {
-    if (!load_trace_) return;
+    if (!leader_.load_trace) return;
     const control::Decisions& told = decisions.decisions();
-    load_trace_->add({.step = step,
-                      .frozen_layers = frozen_layers,
-                      .announced = told.announced(),
-                      .profiler = told.profiler(),
-                      .observed = told.observed()});
+    leader_.load_trace->add({.step = step,
+                             .frozen_layers = frozen_layers,
+                             .announced = told.announced(),
+                             .profiler = told.profiler(),
+                             .observed = told.observed()});
   }
   // Writes the summary of the first `steps` steps and the costs of the layers. Writes nothing if no
   // step was measured. No record follows.
   Expected<void> finish(std::int64_t steps, const Json& profile) {
-    if (!events_) return {};
+    if (!leader_.events) return {};
     DYNMO_ASSIGN(const cost::ModelCost costs, cost::parse_profile(profile, "profile"));
     if (!whole_) {
       static_cast<void>(records_->close());  // what it lacks is in failures()
@@ -167,19 +186,22 @@ class RunLog {
   // Says what could not be written, once a file; training goes on.
   std::vector<std::string> failures() {
     std::vector<std::string> lines = std::exchange(omitted_, {});
-    if (const auto failure = records_->take_failure()) lines.push_back(failure->message);
+    if (records_) {
+      if (const auto failure = records_->take_failure()) lines.push_back(failure->message);
+    }
     if (metrics_) {
       if (const auto failure = metrics_->take_failure()) lines.push_back(*failure);
     }
-    if (!events_) return lines;
-    if (const auto failure = events_->take_failure()) lines.push_back(*failure);
+    if (!leader_.events) return lines;
+    if (const auto failure = leader_.events->take_failure()) lines.push_back(*failure);
     return lines;
   }
   Expected<void> close() {
-    const auto records = records_->close();
+    const auto records = records_ ? records_->close() : Expected<void>();
     if (metrics_) metrics_->flush();
-    if (load_trace_) DYNMO_TRY(load_trace_->close());
-    events_.reset();
+    if (leader_.load_trace) DYNMO_TRY(leader_.load_trace->close());
+    leader_.events.reset();
+    leader_.lock.reset();
     return records;
   }
 
@@ -191,13 +213,33 @@ class RunLog {
                                           "checkpoints_written", "checkpoints_failed",
                                           "checkpoint_s"};
 
-  RunLog(const std::string& path, WorldRank rank, std::int64_t first_step,
-         observe::RunHistory::Run run)
-      : folder_(path),
-        rank_(rank),
-        first_step_(first_step),
-        whole_(first_step == 0),
-        history_(std::move(run)) {}
+  // What the leader alone has.
+  struct Leader {
+    std::optional<process::FileLock> lock;
+    std::optional<observe::EventLog> events;
+    std::unique_ptr<observe::LoadTraceWriter> load_trace;
+  };
+
+  RunLog(const std::string& path, WorldRank rank, observe::RunHistory::Run run)
+      : folder_(path), rank_(rank), history_(std::move(run)) {}
+
+  [[nodiscard]] Expected<void> check_empty(const std::filesystem::path& file) const {
+    std::error_code none;
+    const auto size = std::filesystem::file_size(file, none);
+    if (none || size == 0) return {};
+    return make_error(ErrorCode::kBadInput,
+                      "run='{}' holds an earlier run ('{}'): wanted another folder, or load() of a "
+                      "checkpoint before the first step, which continues it",
+                      folder_.root().string(), file.string());
+  }
+  // Removes records of ranks that an earlier run had beside those of today.
+  [[nodiscard]] Expected<void> cut_other_ranks(std::int64_t step) const {
+    for (WorldRank rank(scale_.ranks); std::filesystem::exists(folder_.records_of(rank));
+         rank = WorldRank(rank.value + 1)) {
+      DYNMO_TRY(observe::cut_lines(folder_.records_of(rank), step));
+    }
+    return {};
+  }
 
   Expected<void> open_records(observe::RecordWriterOptions::Start start) {
     DYNMO_ASSIGN(records_, observe::RecordWriter::open(
@@ -232,17 +274,16 @@ class RunLog {
 
   observe::RunFolder folder_;
   WorldRank rank_;
-  std::int64_t first_step_;
-  int ranks_ = 1;  // of a replica, at the start
-  bool whole_;     // The history has all steps. Else finish() reads them.
+  std::int64_t first_step_ = 0;
+  int ranks_ = 1;      // of a replica, at the start
+  bool whole_ = true;  // The history has all steps. Else finish() reads them.
   observe::RunHistory history_;
   observe::StepFacts moved_;          // moved_layers and moved_bytes since the newest record
   std::vector<std::string> omitted_;  // why records are missing, of before the newest loss
   observe::RunScale scale_;
   std::unique_ptr<observe::MetricsLog> metrics_;  // outlives records_, which fills it; null: none
   std::unique_ptr<observe::RecordWriter> records_;
-  std::optional<observe::EventLog> events_;
-  std::unique_ptr<observe::LoadTraceWriter> load_trace_;
+  Leader leader_;
 };
 
 // An action as Schedule.rows spells it, its start and end in nanoseconds since the start of the
@@ -274,24 +315,25 @@ std::string trace(
 
 void bind_run_log(nb::module_& module) {
   nb::class_<RunLog>(module, "RunLog", "The files of a rank in the folder of a run.")
-      .def(nb::new_([](const std::string& folder, int rank, std::int64_t first_step, int ranks,
-                       int replicas, const std::vector<std::string>& metrics,
-                       std::int64_t metrics_port, double peak_flops) {
-             return value_or_raise(RunLog::open(folder, rank, first_step, replicas,
+      .def(nb::new_([](const std::string& folder, int rank, int ranks, int replicas,
+                       const std::vector<std::string>& metrics, std::int64_t metrics_port,
+                       double peak_flops) {
+             return value_or_raise(RunLog::open(folder, rank, replicas,
                                                 {.ranks = ranks, .peak_flops = peak_flops}, metrics,
                                                 metrics_port));
            }),
-           nb::arg("folder"), nb::arg("rank"), nb::arg("first_step") = 0, nb::arg("ranks") = 1,
-           nb::arg("replicas") = 1, nb::arg("metrics") = std::vector<std::string>(),
-           nb::arg("metrics_port") = 0, nb::arg("peak_flops") = 0.0)
+           nb::arg("folder"), nb::arg("rank"), nb::arg("ranks") = 1, nb::arg("replicas") = 1,
+           nb::arg("metrics") = std::vector<std::string>(), nb::arg("metrics_port") = 0,
+           nb::arg("peak_flops") = 0.0)
       .def("set_step_flops", &RunLog::set_step_flops, nb::arg("flops"))
       .def(
-          "start",
-          [](RunLog& self, const nb::dict& plan, int accumulation) {
-            raise_if_error(self.start(to_json(plan), accumulation));
+          "begin",
+          [](RunLog& self, std::int64_t first_step, const nb::dict& plan, int accumulation) {
+            raise_if_error(self.begin(first_step, to_json(plan), accumulation));
           },
-          nb::arg("plan"), nb::arg("accumulation") = 1,
-          nb::sig("def start(self, plan: dict[str, typing.Any], accumulation: int = 1) -> None"))
+          nb::arg("first_step"), nb::arg("plan"), nb::arg("accumulation") = 1,
+          nb::sig("def begin(self, first_step: int, plan: dict[str, typing.Any], accumulation: int "
+                  "= 1) -> None"))
       .def(
           "event",
           [](RunLog& self, const std::string& kind, std::int64_t step, const nb::object& more) {

@@ -33,7 +33,7 @@ class Training:
         self.plan, self.log, self.said = plan_of([6, 6]), log, []
         draw = random.Random(7)
         if log:
-            log.start(self.plan)
+            log.begin(0, self.plan)
             log.event("start", 0, {"plan": self.plan, "ranks": 2, "steps": STEPS})
         for step in range(STEPS):
             frozen = FROZEN if step >= 20 else 0
@@ -146,7 +146,9 @@ class Files(Case):
         self.assertEqual([event["event"] for event in events if event["event"] != "decision"], ["start", "move"])
         records = (self.folder / "records" / "rank-0.jsonl").read_text().splitlines()
         self.assertEqual(len(records), 2 * STEPS)
-        self.assert_refused(dynmo.BadInputError, "record", _core.RunLog(str(self.folder), 1).record, {"format": "dynmo-step-1"})
+        other = _core.RunLog(str(self.folder), 1)
+        other.begin(0, plan_of([6, 6]))
+        self.assert_refused(dynmo.BadInputError, "record", other.record, {"format": "dynmo-step-1"})
 
     def test_are_reported(self):
         log = _core.RunLog(str(self.folder), 0)
@@ -158,9 +160,29 @@ class Files(Case):
 
     def test_of_a_rank_beside_the_first_are_its_records(self):
         log = _core.RunLog(str(self.folder), 1)
+        log.begin(0, plan_of([6, 6]))
         log.event("start", 0)
         log.close()
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"records"})
+
+    def test_of_an_earlier_run_stay(self):
+        log = _core.RunLog(str(self.folder), 0)
+        self.assert_refused(dynmo.BadInputError, "in use by another run", _core.RunLog, str(self.folder), 0)
+        Training(log)
+        log.close()
+        records = self.folder / "records" / "rank-0.jsonl"
+        before = {path: path.read_bytes() for path in (records, self.folder / "events.jsonl", self.folder / "load-trace.jsonl")}
+        again = _core.RunLog(str(self.folder), 0)
+        self.assert_refused(dynmo.BadInputError, "holds an earlier run", again.begin, 0, plan_of([6, 6]))
+        self.assertEqual({path: path.read_bytes() for path in before}, before)
+        again.begin(20, plan_of([6, 6]))
+        again.event("start", 20)
+        again.close()
+        steps = [json.loads(line)["step"] for line in records.read_text().splitlines()]
+        self.assertEqual(steps, [step for step in range(20) for _ in range(2)])
+        events = (self.folder / "events.jsonl").read_text()
+        self.assertTrue(events.startswith(before[self.folder / "events.jsonl"].decode()))
+        self.assertTrue((self.folder / "load-trace-00000020.jsonl").exists())
 
     def test_that_cannot_be_made_are_named(self):
         self.assert_refused(dynmo.BadInputError, "ranks=1, replicas=2, wanted", _core.RunLog, str(self.folder), 0, replicas=2)

@@ -8,6 +8,7 @@ import urllib.request
 import torch
 import torch.distributed as dist
 
+import dynmo
 import dynmo.torch as dt
 import torch_cases
 
@@ -40,6 +41,14 @@ def main():
         (folder / "served.txt").write_text(text)
         (folder / "tokens.json").write_text(json.dumps(tokens))
     pipe.close()
+    if port:
+        again = dt.Pipeline(torch_cases.make_model(CASE), micro_batches=CASE["micro_batches"], run=folder / "run")
+        try:
+            again.step(**torch_cases.batch_of(CASE, 0))
+        except dynmo.BadInputError as error:
+            assert "holds an earlier run" in str(error), error
+        else:
+            raise AssertionError("the earlier run was overwritten")
     dist.destroy_process_group()
 
 

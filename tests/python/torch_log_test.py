@@ -141,6 +141,36 @@ class Log(RankCase):
             self.assertIn(("warning", 0, said[0]), lines_of(self.folder / "rank-0.log"))
         self.assertEqual(lines_of(self.folder / "rank-0.log")[-1][2], "step     2  closed")
 
+    def test_files_of_an_earlier_run_go_on_behind_its_checkpoint(self):
+        run, saved = self.folder / "run", self.folder / "saved"
+        pipe = pipeline(run=run, seed=1)
+        with self.assertRaisesRegex(dynmo.BadInputError, "in use by another run"):
+            pipeline(run=run)
+        self.train(pipe, 2)
+        pipe.save(saved)
+        self.train(pipe, 2)
+        records = run / "records" / "rank-0.jsonl"
+        pipe.load(saved)
+        self.train(pipe, 1)
+        pipe.close()
+        steps = [json.loads(line)["step"] for line in records.read_text().splitlines()]
+        self.assertEqual(steps, [0, 1, 2])
+        before = records.read_bytes()
+        fresh = pipeline(run=run)
+        with self.assertRaisesRegex(dynmo.BadInputError, "holds an earlier run"):
+            self.train(fresh, 1)
+        fresh.close()
+        self.assertEqual(records.read_bytes(), before)
+        on = pipeline(run=run)
+        on.load(saved)
+        self.train(on, 2)
+        on.close()
+        lines = [json.loads(line) for line in records.read_text().splitlines()]
+        self.assertEqual([line["step"] for line in lines], [0, 1, 2, 3])
+        self.assertEqual(records.read_bytes().splitlines()[:2], before.splitlines()[:2])
+        kinds = [(event["event"], event["step"]) for event in map(json.loads, (run / "events.jsonl").read_text().splitlines())]
+        self.assertEqual([each for each in kinds if each[0] in ("start", "end")], [("start", 0), ("end", 3), ("start", 2), ("end", 4)])
+
     def test_a_loss_that_is_no_number_is_recorded(self):
         run = self.folder / "run"
         pipe = pipeline(run=run)

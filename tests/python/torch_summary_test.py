@@ -46,7 +46,9 @@ class Training:
         rows = [[replica * RANKS + rank for rank in range(RANKS)] for replica in range(replicas)]
         ranks = types.SimpleNamespace(layout=rows, number=rank, world=RANKS * replicas, replicas=replicas, rank=rank % RANKS, size=RANKS)
         self.plan = read_plan(plan_of([4, 4]), RANKS, LAYERS)
-        self.record = Record(Outputs(run), ranks, self.plan, 4, 1, STEPS, logging.getLogger("summary"))
+        settings = {"steps": STEPS, "micro_batches": 4, "accumulation": 1}
+        self.record = Record(Outputs(run), ranks, settings, logging.getLogger("summary"))
+        self.record.open(0, self.plan)
         known = {"format": "dynmo-profile-1", "layers": [
             {"name": f"block{i}", "forward_s": 0.0, "backward_input_s": 0.0, "backward_weight_s": 0.0, "parameter_bytes": 1024,
              "activation_bytes": 1024, "boundary_bytes": 1024} for i in range(LAYERS)]}

@@ -43,6 +43,5 @@ def begin_files(pipe: Pipeline, rows: Sequence[Sequence[int]], member: int) -> N
     """The log of a process that has joined, and its files if the run has files."""
     pipe._log = open_log(*pipe._log_at, pipe._ranks, pipe.plan, member)
     if pipe._outputs.run is not None:
-        pipe._record = Record(
-            pipe._outputs, pipe._ranks, pipe.plan, pipe.micro_batches, pipe._accumulation, 0, pipe._log, rows, member
-        )
+        pipe._record = Record(pipe._outputs, pipe._ranks, pipe._counts, pipe._log, rows, member)
+        pipe._record.open(pipe.steps, pipe.plan)

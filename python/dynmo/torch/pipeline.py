@@ -122,27 +122,24 @@ class Pipeline:
         self.reduced = Reduced()  # of the newest step
         self._programs: dict[Any, Program] = {}
         self._rounds, self._schedule_s = 0, 0.0  # of this step
-        self._balancing = {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps, "balancer": balancer}
-        self._balancer: Optional[Balancer] = None
-        if balance and (self._ranks.size > 1 or run is not None):
-            self._balancer = Balancer(self._split, self._ranks.size, self._balancing)
+        self._counts = {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps}
+        self._balancing = {**self._counts, "balancer": balancer}
+        balanced = balance and (self._ranks.size > 1 or run is not None)
+        self._balancer = Balancer(self._split, self._ranks.size, self._balancing) if balanced else None
         self._log_at = log, log_level
         self._log = self._ranks.attempt(f"log={log}", lambda: (open_log(None if joins else log, log_level, self._ranks, self.plan), {}))
         self._record: Optional[Record] = None
         if run is not None and not joins:
-            self._record = self._ranks.attempt(
-                f"run={run}", lambda: (Record(self._outputs, self._ranks, self.plan, micro_batches, accumulation, steps, self._log), {})
-            )
+            self._record = self._ranks.attempt(f"run={run}", lambda: (Record(self._outputs, self._ranks, self._counts, self._log), {}))
         self._tokens, self._predicted_s, self._flops_per_token = 0, 0.0, 0.0
         self.steps = 0
         self.losses: list[float] = []
         start.untie_optimizer(self._split, optimizer)
         # The first batch is checked against the whole model, so layers of other ranks stay until then.
-        self._whole, self._checked_alone = True, False
+        self._whole, self._checked_alone, self._checked_apart = True, False, False  # the last one with I and W apart, too
         self._asked = False  # at the end of the newest step, for a change of the ranks
         self._saved: Optional[saving.Path] = None  # the newest checkpoint
         self._searches = balance and balancer == "search"
-        self._checked_apart = False  # also with I and W apart
         self._kinds: dict[str, set[str]] = {}  # of the batches that were checked
         self._updates = Updates(self._split, self._ranks, optimizer)
         self._updates.times = self._balancer.times if self._balancer is not None else None
@@ -297,6 +294,8 @@ class Pipeline:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes this rank's part of a state; between two steps."""
         self.steps = saving.load_state_dict(self._split, self._ranks, self.plan.owners, self.optimizer, state)
+        if self._record is not None:
+            self._record.go_back(self.steps)
 
     def save(self, folder: saving.Path) -> None:
         """Writes a checkpoint with torch.distributed.checkpoint; called by all ranks."""
@@ -346,6 +345,8 @@ class Pipeline:
         micro_batches, agreed = self._micro_batches(batch, host, frozen, training)
         if training:
             self._tokens = batches.count_tokens(batch) + (self._tokens if self._rounds else 0)
+            if self._record is not None:
+                self._record.begin(self.steps, self.plan)
         whole = batches.ITEMS in micro_batches[0]  # the loss is a sum over the micro-batch, already divided
         divisor = 1 if whole else self.replicas * len(micro_batches) * (self._accumulation if training else 1)
         program = self._program(frozen, len(micro_batches))

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -75,20 +75,34 @@ def joined(numbers: Sequence[int]) -> str:
 class Record:
     """One rank's files, those of rank p of replica r under r x P + p. The lowest rank that is left has the events and the load trace, too."""
 
-    def __init__(self, outputs: Outputs, ranks: Ranks, plan: Plan, micro_batches: int, accumulation: int, steps: int,
-                 logger: logging.Logger, rows: "Sequence[Sequence[int]] | None" = None, member: int = -1) -> None:
-        """With `rows`, those at the start, `member` has joined them since."""
+    def __init__(self, outputs: Outputs, ranks: Ranks, settings: Mapping[str, int], logger: logging.Logger,
+                 rows: "Sequence[Sequence[int]] | None" = None, member: int = -1) -> None:
+        """With `rows`, those at the start, `member` has joined them since. `settings` are steps, micro_batches and accumulation."""
         assert outputs.run is not None
         start = ranks.layout if rows is None else rows
         self._numbers = {number: replica * len(row) + rank for replica, row in enumerate(start) for rank, number in enumerate(row)}
         self._number = self._number_of(ranks.number if rows is None else member)
-        self._log = RunLog(os.fspath(outputs.run), self._number, first_step=int(rows is not None), ranks=ranks.world,
-                           replicas=ranks.replicas, metrics=list(outputs.metrics), metrics_port=outputs.port, peak_flops=outputs.peak_flops)
+        self._log = RunLog(os.fspath(outputs.run), self._number, ranks=ranks.world, replicas=ranks.replicas, metrics=list(outputs.metrics),
+                           metrics_port=outputs.port, peak_flops=outputs.peak_flops)
         self._logger, self._step_flops = logger, 0.0
-        self._ranks = ranks
-        self._log.start(plan.document(), accumulation)
-        self._log.event("start", 0, {"plan": plan.document(), "ranks": ranks.world, "steps": steps, "micro_batches": micro_batches,
-                                     "program": program})
+        self._ranks, self._settings = ranks, settings
+        self._begun = False
+
+    def begin(self, step: int, plan: Plan) -> None:
+        """Opens the files before the first step that is done, on all ranks together."""
+        if not self._begun:
+            self._ranks.attempt("run", lambda: (self.open(step, plan), {}))
+
+    def open(self, step: int, plan: Plan) -> None:
+        self._log.begin(step, plan.document(), self._settings["accumulation"])
+        self._begun = True
+        self._log.event("start", step, {"plan": plan.document(), "ranks": self._ranks.world, "steps": self._settings["steps"],
+                                        "micro_batches": self._settings["micro_batches"], "program": program})
+
+    def go_back(self, step: int) -> None:
+        """To the step of a checkpoint that was read."""
+        if self._begun:
+            self._log.go_on(step, False, [], self._ranks.world)
 
     def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, Any], told: Told, balancer: Optional[Balancer],
              flops_per_token: float) -> None:
@@ -128,6 +142,8 @@ class Record:
 
     def go_on(self, recovery: Recovery, why: dict[int, str], source: str, plan: Plan) -> None:
         """Goes back to the step of a recovery. `why` is of the lost ranks; `source` is where their layers come from."""
+        if not self._begun:
+            self.open(recovery.step, plan)
         step, ranks = recovery.step, sorted(map(self._number_of, recovery.ranks))
         lost = {self._number_of(rank): f"rank {self._number_of(rank)} {why[rank]}" for rank in recovery.lost}
         self._log.go_on(step, self._number == ranks[0], sorted(lost), len(ranks))
@@ -148,9 +164,10 @@ class Record:
 
     def close(self, step: int, profile: Any) -> None:
         """Ends the files; the summary and the profile of the leader are written where a step was done. What cannot be written is told."""
-        self._log.event("end", step)
-        if profile is not None:
-            self._end(lambda: self._log.finish(step, profile))
+        if self._begun:
+            self._log.event("end", step)
+            if profile is not None:
+                self._end(lambda: self._log.finish(step, profile))
         self._end(self._log.close)
         self._tell(self._log.failures())
 
