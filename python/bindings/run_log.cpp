@@ -213,7 +213,7 @@ class RunLog {
                                           "checkpoints_written", "checkpoints_failed",
                                           "checkpoint_s"};
 
-  // What the leader alone has.
+  // The leader alone has these.
   struct Leader {
     std::optional<process::FileLock> lock;
     std::optional<observe::EventLog> events;

@@ -90,8 +90,12 @@ class Record:
 
     def begin(self, step: int, plan: Plan) -> None:
         """Opens the files before the first step that is done, on all ranks together."""
+        def opened() -> tuple[None, dict[str, str]]:
+            self.open(step, plan)
+            return None, {}
+
         if not self._begun:
-            self._ranks.attempt("run", lambda: (self.open(step, plan), {}))
+            self._ranks.attempt("run", opened)
 
     def open(self, step: int, plan: Plan) -> None:
         self._log.begin(step, plan.document(), self._settings["accumulation"])
