@@ -13,7 +13,6 @@
 #include "dynmo/dynamism/early_exit/training/exit_parts_impl.h"
 #include "dynmo/dynamism/early_exit/training/exit_scores_impl.h"
 #include "dynmo/kernels/host_memory.h"
-#include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/hand_written.h"
 
 namespace dynmo::dynamism {
@@ -23,10 +22,10 @@ using at::Tensor;
 
 // The head's result for its rows.
 struct Scored {
-  Tensor probabilities_MV;   // of accumulation_type
-  std::vector<double> gap;   // of the two largest
-  std::vector<bool> right;   // where there are targets
-  std::vector<double> loss;  // ... -log of the target's
+  Tensor probabilities_MV;          // of accumulation_type
+  std::vector<double> gap;          // of the two largest
+  std::vector<std::int64_t> right;  // 1 or 0, where there are targets
+  std::vector<double> loss;         // ... -log of the target's
 };
 
 struct SavedExit : model::Stash {
@@ -69,34 +68,26 @@ void read_scores(const Tensor& probabilities_MV, const Tensor& targets_M, Scored
     }
     scored.gap.push_back(static_cast<double>(row[best] - second));
     if (target == nullptr) continue;
-    scored.right.push_back(best == target[m]);
+    scored.right.push_back(best == target[m] ? 1 : 0);
     scored.loss.push_back(-std::log(
         static_cast<double>(std::max(row[target[m]], std::numeric_limits<Element>::min()))));
   }
 }
 
-class ExitLayer final : public model::ForwardingLayer {
+class ExitLayer final : public HalfBlockWithExit {
  public:
   ExitLayer(std::shared_ptr<const model::Layer> layer, const ExitOptions& options)
-      : ForwardingLayer(std::move(layer)),
-        options_(options),
-        first_(inner().parameters().size()),
-        inner_buffers_(inner().buffers().size()),
-        inner_figures_(inner().figures().size()) {}
+      : HalfBlockWithExit(std::move(layer), options), inner_figures_(inner().figures().size()) {}
 
   std::vector<model::ParameterSpec> parameters() const override {
     std::vector<model::ParameterSpec> specs = inner().parameters();
-    const std::int64_t D = options_.hidden;
+    const std::int64_t D = options().hidden;
     specs.push_back(exit_norm(D));
-    specs.push_back(
-        {.name = kExitHead, .shape = {options_.vocabulary, D}, .init_std = options_.head_init_std});
+    specs.push_back({.name = kExitHead,
+                     .shape = {options().vocabulary, D},
+                     .init_std = options().head_init_std});
     if (classifies()) add_classifier(D, specs);
     return specs;
-  }
-  std::vector<model::BufferSpec> buffers() const override {
-    std::vector<model::BufferSpec> buffers = inner().buffers();
-    buffers.push_back(threshold_buffer());
-    return buffers;
   }
   std::vector<std::string> figures() const override {
     std::vector<std::string> names = inner().figures();
@@ -114,7 +105,7 @@ class ExitLayer final : public model::ForwardingLayer {
                         std::unique_ptr<model::Stash>* stash) const override {
     const at::NoGradGuard no_graph;
     auto saved = std::make_unique<SavedExit>();
-    model::Output output = inner().forward(inner_state(state), input, context,
+    model::Output output = inner().forward(half_block(state), input, context,
                                            stash == nullptr ? nullptr : &saved->inner);
     saved->shape = output.hidden.x.sizes().vec();
     if (output.hidden.x.is_cpu()) {
@@ -132,18 +123,17 @@ class ExitLayer final : public model::ForwardingLayer {
     auto& saved = dynamic_cast<SavedExit&>(stash);
     Tensor dy_ND = model::rows(output_gradient);
     if (saved.stay.defined()) {
-      dy_ND = at::zeros({count(saved.shape), options_.hidden}, output_gradient.options());
+      dy_ND = at::zeros({count(saved.shape), options().hidden}, output_gradient.options());
       dy_ND.index_copy_(0, saved.stay, model::rows(output_gradient));
     }
     if (saved.y_MD.defined()) add_own(state, saved, dy_ND);
-    return inner().input_gradient(inner_state(state), *saved.inner, dy_ND.view(saved.shape),
-                                  wanted);
+    return inner().input_gradient(half_block(state), *saved.inner, dy_ND.view(saved.shape), wanted);
   }
 
   void weight_gradient(model::LayerState& state, model::Stash& stash) const override {
     const at::NoGradGuard no_graph;
     auto& saved = dynamic_cast<SavedExit&>(stash);
-    model::LayerState of_inner = inner_state(state);
+    model::LayerState of_inner = half_block(state);
     inner().weight_gradient(of_inner, *saved.inner);
     if (state.frozen || !saved.y_MD.defined()) return;
     std::vector<model::Parameter>& p = state.parameters;
@@ -157,35 +147,21 @@ class ExitLayer final : public model::ForwardingLayer {
   }
 
  private:
-  [[nodiscard]] bool classifies() const {
-    return options_.confidence == ExitConfidence::kClassifier;
-  }
-  [[nodiscard]] std::size_t norm() const { return first_; }
-  [[nodiscard]] std::size_t head() const { return first_ + 1; }
-  [[nodiscard]] std::size_t classifier() const { return first_ + 2; }
+  [[nodiscard]] std::size_t classifier() const { return head() + 1; }
 
   static std::int64_t count(const std::vector<std::int64_t>& shape) {
     return shape.size() == 3 ? shape[0] * shape[1] : shape[0];
   }
 
-  // The half block's part; its tensors are those of `state`.
-  [[nodiscard]] model::LayerState inner_state(const model::LayerState& state) const {
-    DYNMO_CHECK(state.parameters.size() == first_ + (classifies() ? 4 : 2) &&
-                    state.buffers.size() > inner_buffers_,
-                "the state of an exit for {}, got {} parameters and {} buffers", name(),
-                state.parameters.size(), state.buffers.size());
-    model::LayerState part = state;
-    part.parameters.resize(first_);
-    part.buffers.resize(inner_buffers_);
-    return part;
+  [[nodiscard]] model::LayerState half_block(const model::LayerState& state) const {
+    return inner_state(state, classifies() ? 4 : 2, "an exit");
   }
 
   void leave(const model::LayerState& state, const model::Hidden& input,
              const model::LayerContext& context, model::Output& output, SavedExit& saved,
              bool learns) const {
     const bool training = context.pass == model::Pass::kTraining;
-    const ExitQuestion question =
-        question_of(state.buffers[inner_buffers_], context.pass, options_);
+    const ExitQuestion question = question_for(state, context.pass);
     const double threshold = question.threshold;
     const bool never = question.never();
     const bool asks = question.asks;
@@ -203,7 +179,7 @@ class ExitLayer final : public model::ForwardingLayer {
       if (context.targets_BT.defined()) targets_N = model::targets_of(output.hidden, context);
       // Where the head's say is asked of all, else of those that leave alone.
       const bool all = teaches || (training && classifies()) ||
-                       (asks && options_.confidence == ExitConfidence::kGap);
+                       (asks && options().confidence == ExitConfidence::kGap);
       Tensor raw_NV;
       if (all) scored = score(state, n_ND, targets_N, raw_NV);
       Tensor odds_N1;
@@ -226,7 +202,7 @@ class ExitLayer final : public model::ForwardingLayer {
       }
       for (std::size_t m = 0; m < scored.loss.size(); ++m) {
         own[kExitLoss] += scored.loss[m];
-        own[kExitRight] += scored.right[m] ? 1 : 0;
+        own[kExitRight] += static_cast<double>(scored.right[m]);
       }
       own[kExitScored] = static_cast<double>(scored.loss.size());
       if (targets_N.defined()) {
@@ -241,7 +217,8 @@ class ExitLayer final : public model::ForwardingLayer {
                 .index_select(0, left_L);
       }
       if (training && learns) {
-        save(context, all, left, y_ND, inverse_N1, targets_N, scored, odds_N1, saved);
+        save(context, all, left_L, y_ND, inverse_N1, targets_N, scored.probabilities_MV,
+             at::tensor(scored.right, at::kLong), odds_N1, saved);
       }
       if (!left.empty()) {
         saved.stay = indices(stay);
@@ -263,8 +240,7 @@ class ExitLayer final : public model::ForwardingLayer {
                        const model::LayerContext& context, model::Output& output, SavedExit& saved,
                        bool learns) const {
     const bool training = context.pass == model::Pass::kTraining;
-    const ExitQuestion question =
-        question_of(state.buffers[inner_buffers_], context.pass, options_);
+    const ExitQuestion question = question_for(state, context.pass);
     const Tensor y_ND = model::rows(output.hidden.x);
     const std::int64_t N = y_ND.size(0);
     DYNMO_CHECK(context.targets_BT.defined(), "{} with targets", name());
@@ -282,14 +258,14 @@ class ExitLayer final : public model::ForwardingLayer {
         return scores_on_device(model::times(state.parameters[head()], n_MD), targets_M);
       };
       const bool all = question.teaches || (training && classifies()) ||
-                       options_.confidence == ExitConfidence::kGap;
+                       options().confidence == ExitConfidence::kGap;
       if (all) scores = score(n_ND, targets_N);
       Tensor odds_N1;
       if (classifies()) odds_N1 = odds(state, classifier(), n_ND);
       if (question.asks) {
         confidence_N = scores.gap_M;
         if (classifies()) confidence_N = odds_N1.squeeze(1);
-        if (options_.confidence == ExitConfidence::kSimilarity) {
+        if (options().confidence == ExitConfidence::kSimilarity) {
           confidence_N = similarity(model::rows(input.x), y_ND);
         }
       }
@@ -311,8 +287,8 @@ class ExitLayer final : public model::ForwardingLayer {
         output.hidden = {y_ND.index_select(0, rows.stay), rows_N.index_select(0, rows.stay)};
       }
       if (training && learns) {
-        save_on_device(context, all, rows.left, y_ND, inverse_N1, targets_N, scores, odds_N1,
-                       saved);
+        save(context, all, rows.left, y_ND, inverse_N1, targets_N, scores.probabilities_MV,
+             scores.right_M, odds_N1, saved);
       }
     }
     output.loss = output.loss.defined() ? output.loss + term : term;
@@ -320,36 +296,6 @@ class ExitLayer final : public model::ForwardingLayer {
     if (!output.later_figures.defined()) output.figures.resize(inner_figures_, 0.0);
     model::add_figures(output, {static_cast<double>(N), static_cast<double>(left)},
                        figures_on_device(scores, confidence_N, y_ND.device()));
-  }
-
-  // Like save(). `left` may be undefined.
-  void save_on_device(const model::LayerContext& context, bool all, const Tensor& left,
-                      const Tensor& y_ND, const Tensor& inverse_N1, const Tensor& targets_N,
-                      const ScoresOnDevice& scores, const Tensor& odds_N1, SavedExit& saved) const {
-    const bool some = left.defined() && left.numel() > 0;
-    const bool from_all = all && (options_.loss > 0 || classifies());
-    if (!from_all && !some) return;
-    const double share = context.loss_weight / static_cast<double>(context.targets_BT.numel());
-    const auto wide = scores.probabilities_MV.options();
-    if (from_all) {
-      saved.y_MD = y_ND;
-      saved.inverse_M1 = inverse_N1;
-      saved.scores_MV = scores.probabilities_MV;
-      saved.targets_M = targets_N;
-      saved.weights_M1 = at::full({y_ND.size(0), 1}, options_.loss * share, wide);
-      if (some) saved.weights_M1.index_fill_(0, left, share);
-      if (classifies()) {
-        saved.odds_M1 =
-            (odds_N1 - scores.right_M.unsqueeze(1).to(odds_N1.scalar_type())).mul_(share);
-      }
-      return;
-    }
-    saved.learn = left;
-    saved.y_MD = y_ND.index_select(0, left);
-    saved.inverse_M1 = inverse_N1.index_select(0, left);
-    saved.scores_MV = all ? scores.probabilities_MV.index_select(0, left) : scores.probabilities_MV;
-    saved.targets_M = targets_N.index_select(0, left);
-    saved.weights_M1 = at::full({left.numel(), 1}, share, wide);
   }
 
   // `raw`: scores before softmax, where there are no targets.
@@ -373,48 +319,43 @@ class ExitLayer final : public model::ForwardingLayer {
 
   [[nodiscard]] std::vector<double> confidences(const model::Hidden& input, const Tensor& y_ND,
                                                 const Scored& scored, const Tensor& odds_N1) const {
-    if (options_.confidence == ExitConfidence::kGap) return scored.gap;
+    if (options().confidence == ExitConfidence::kGap) return scored.gap;
     Tensor each_N = odds_N1;
-    if (options_.confidence == ExitConfidence::kSimilarity) {
+    if (options().confidence == ExitConfidence::kSimilarity) {
       each_N = similarity(model::rows(input.x), y_ND);
     }
     return doubles(each_N);
   }
 
-  // Keeps what the head and the classifier learn from.
-  void save(const model::LayerContext& context, bool all, const std::vector<std::int64_t>& left,
-            const Tensor& y_ND, const Tensor& inverse_N1, const Tensor& targets_N,
-            const Scored& scored, const Tensor& odds_N1, SavedExit& saved) const {
-    const std::int64_t N = y_ND.size(0);
+  // Keeps what the head and the classifier learn from. `left` may be undefined. `right_N` is of all
+  // rows if the classifier learns.
+  void save(const model::LayerContext& context, bool all, const Tensor& left, const Tensor& y_ND,
+            const Tensor& inverse_N1, const Tensor& targets_N, const Tensor& probabilities_MV,
+            const Tensor& right_N, const Tensor& odds_N1, SavedExit& saved) const {
+    const bool some = left.defined() && left.numel() > 0;
     // (The classifier learns from all.)
-    const bool from_all = all && (options_.loss > 0 || classifies());
-    if (N == 0 || (!from_all && left.empty())) return;
+    const bool from_all = all && (options().loss > 0 || classifies());
+    if (y_ND.size(0) == 0 || (!from_all && !some)) return;
     const double share = context.loss_weight / static_cast<double>(context.targets_BT.numel());
-    const auto wide = scored.probabilities_MV.options();
+    const auto wide = probabilities_MV.options();
     if (from_all) {
       saved.y_MD = y_ND;
       saved.inverse_M1 = inverse_N1;
-      saved.scores_MV = scored.probabilities_MV;
+      saved.scores_MV = probabilities_MV;
       saved.targets_M = targets_N;
-      saved.weights_M1 = at::full({N, 1}, options_.loss * share, wide);
-      saved.weights_M1.index_fill_(0, indices(left), share);
+      saved.weights_M1 = at::full({y_ND.size(0), 1}, options().loss * share, wide);
+      if (some) saved.weights_M1.index_fill_(0, left, share);
       if (classifies()) {
-        Tensor label_N1 = at::empty({N, 1}, at::kFloat);
-        for (std::int64_t n = 0; n < N; ++n) {
-          kernels::host_data<float>(label_N1)[n] =
-              scored.right[static_cast<std::size_t>(n)] ? 1 : 0;
-        }
-        saved.odds_M1 = (odds_N1 - label_N1.to(odds_N1.scalar_type())).mul_(share);
+        saved.odds_M1 = (odds_N1 - right_N.unsqueeze(1).to(odds_N1.scalar_type())).mul_(share);
       }
       return;
     }
-    saved.learn = indices(left);
-    saved.y_MD = y_ND.index_select(0, saved.learn);
-    saved.inverse_M1 = inverse_N1.index_select(0, saved.learn);
-    saved.scores_MV =
-        all ? scored.probabilities_MV.index_select(0, saved.learn) : scored.probabilities_MV;
-    saved.targets_M = targets_N.index_select(0, saved.learn);
-    saved.weights_M1 = at::full({std::ssize(left), 1}, share, wide);
+    saved.learn = left;
+    saved.y_MD = y_ND.index_select(0, left);
+    saved.inverse_M1 = inverse_N1.index_select(0, left);
+    saved.scores_MV = all ? probabilities_MV.index_select(0, left) : probabilities_MV;
+    saved.targets_M = targets_N.index_select(0, left);
+    saved.weights_M1 = at::full({left.numel(), 1}, share, wide);
   }
 
   // Adds the gradient of the exit's own loss to that of the half block's output.
@@ -441,9 +382,6 @@ class ExitLayer final : public model::ForwardingLayer {
     }
   }
 
-  ExitOptions options_;
-  std::size_t first_;  // parameter of the exit
-  std::size_t inner_buffers_;
   std::size_t inner_figures_;
 };
 

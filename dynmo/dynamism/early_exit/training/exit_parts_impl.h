@@ -10,10 +10,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/exit_layer.h"
 #include "dynmo/kernels/host_memory.h"
+#include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/hand_written.h"
 
 namespace dynmo::dynamism {
@@ -89,5 +92,50 @@ inline at::Tensor odds(const model::LayerState& state, std::size_t classifier,
                                  .add_(model::value(state, classifier + 1));
   return at::sigmoid(sums_N1);
 }
+
+// A half block with the norm and the first rows of the head of its exit, or all rows. The first own
+// parameter is the norm, the second the head. The first own buffer is the threshold.
+class HalfBlockWithExit : public model::ForwardingLayer {
+ public:
+  std::vector<model::BufferSpec> buffers() const override {
+    std::vector<model::BufferSpec> buffers = inner().buffers();
+    buffers.push_back(threshold_buffer());
+    return buffers;
+  }
+
+ protected:
+  HalfBlockWithExit(std::shared_ptr<const model::Layer> layer, const ExitOptions& options)
+      : ForwardingLayer(std::move(layer)),
+        options_(options),
+        norm_(inner().parameters().size()),
+        buffers_(inner().buffers().size()) {}
+
+  [[nodiscard]] const ExitOptions& options() const { return options_; }
+  [[nodiscard]] bool classifies() const {
+    return options_.confidence == ExitConfidence::kClassifier;
+  }
+  [[nodiscard]] std::size_t norm() const { return norm_; }
+  [[nodiscard]] std::size_t head() const { return norm_ + 1; }
+  [[nodiscard]] ExitQuestion question_for(const model::LayerState& state, model::Pass pass) const {
+    return question_of(state.buffers[buffers_], pass, options_);
+  }
+  // Returns the half block's part of the state of `what`, which has `own` more parameters. The
+  // tensors are those of `state`.
+  [[nodiscard]] model::LayerState inner_state(const model::LayerState& state, std::size_t own,
+                                              const char* what) const {
+    DYNMO_CHECK(state.parameters.size() == norm_ + own && state.buffers.size() > buffers_,
+                "the state of {} for {}, got {} parameters and {} buffers", what, name(),
+                state.parameters.size(), state.buffers.size());
+    model::LayerState part = state;
+    part.parameters.resize(norm_);
+    part.buffers.resize(buffers_);
+    return part;
+  }
+
+ private:
+  ExitOptions options_;
+  std::size_t norm_;
+  std::size_t buffers_;
+};
 
 }  // namespace dynmo::dynamism

@@ -11,7 +11,6 @@
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/training/exit_parts_impl.h"
 #include "dynmo/dynamism/early_exit/training/learning_slice_impl.h"
-#include "dynmo/model/forwarding_layer.h"
 #include "dynmo/model/hand_written.h"
 #include "dynmo/model/head_slice.h"
 
@@ -73,55 +72,46 @@ struct SavedFirst : model::Stash {
 };
 
 // The half block, the norm and the first rows of the head.
-class FirstExitSlice final : public model::ForwardingLayer {
+class FirstExitSlice final : public HalfBlockWithExit {
  public:
   FirstExitSlice(std::shared_ptr<const model::Layer> layer, const ExitOptions& options)
-      : ForwardingLayer(std::move(layer)),
-        options_(options),
-        norm_(inner().parameters().size()),
-        inner_buffers_(inner().buffers().size()) {}
+      : HalfBlockWithExit(std::move(layer), options) {}
 
   std::vector<model::ParameterSpec> parameters() const override {
     std::vector<model::ParameterSpec> specs = inner().parameters();
-    specs.push_back(exit_norm(options_.hidden));
-    specs.push_back(slice_of_head(options_, 0, head()));
+    specs.push_back(exit_norm(options().hidden));
+    specs.push_back(slice_of_head(options(), 0, head()));
     return specs;
-  }
-  std::vector<model::BufferSpec> buffers() const override {
-    std::vector<model::BufferSpec> buffers = inner().buffers();
-    buffers.push_back(threshold_buffer());
-    return buffers;
   }
   model::Needs needs() const override {
     model::Needs needs = inner().needs();
     needs.targets = true;
     return needs;
   }
-  std::int64_t floats_passed() const override { return width_of(options_.hidden); }
+  std::int64_t floats_passed() const override { return width_of(options().hidden); }
 
   model::Output forward(const model::LayerState& state, const model::Hidden& input,
                         const model::LayerContext& context,
                         std::unique_ptr<model::Stash>* stash) const override {
     const at::NoGradGuard no_graph;
     auto saved = std::make_unique<SavedFirst>();
-    model::Output output = inner().forward(inner_state(state), input, context,
+    model::Output output = inner().forward(half_block(state), input, context,
                                            stash == nullptr ? nullptr : &saved->inner);
     saved->tokens = tokens_of(output.hidden.x);
     ExitNumbers numbers{.y_ND = model::rows(output.hidden.x)};
     const Tensor& y_ND = numbers.y_ND;
-    const ExitQuestion question =
-        question_of(state.buffers[inner_buffers_], context.pass, options_);
+    const ExitQuestion question = question_for(state, context.pass);
     if (question.asks || question.teaches) {
-      if (options_.confidence == ExitConfidence::kSimilarity) {
+      if (options().confidence == ExitConfidence::kSimilarity) {
         numbers.similarity_N = similarity(model::rows(input.x), y_ND);
       }
       LearningSlice& slice = saved->slice;
-      slice.scored = rows_to_score(question, options_, numbers.similarity_N);
+      slice.scored = rows_to_score(question, options(), numbers.similarity_N);
       if (slice.scores_some()) {
         saved->y_ND = some_of(y_ND, slice.scored);
         saved->inverse_N1 = kernels::rstd(saved->y_ND, kExitEpsilon);
         const Tensor n_ND =
-            kernels::rms_norm(saved->y_ND, saved->inverse_N1, model::value(state, norm_));
+            kernels::rms_norm(saved->y_ND, saved->inverse_N1, model::value(state, norm()));
         slice.score(state.parameters[head()], rows(), n_ND,
                     model::targets_of(output.hidden, context), numbers);
       }
@@ -136,7 +126,7 @@ class FirstExitSlice final : public model::ForwardingLayer {
     const at::NoGradGuard no_graph;
     auto& saved = dynamic_cast<SavedFirst&>(stash);
     const at::ScalarType type = model::value(state, head()).scalar_type();
-    const ExitNumbers after = unpack(output_gradient, options_.hidden);
+    const ExitNumbers after = unpack(output_gradient, options().hidden);
     Tensor dy_ND = after.y_ND.to(type).contiguous();
     if (saved.y_ND.defined()) {
       const SliceNumbers before = saved.slice.gradient(state.parameters[head()], after.slice);
@@ -144,44 +134,33 @@ class FirstExitSlice final : public model::ForwardingLayer {
       // Where some rows are scored alone, they leave: there is no gradient from behind.
       kernels::NormGradient gradient = kernels::norm_gradient(
           some_of(before.n_ND, scored).to(type).contiguous(), saved.y_ND, saved.inverse_N1,
-          model::value(state, norm_), InputGradient::kWanted, scored.defined() ? Tensor() : dy_ND);
+          model::value(state, norm()), InputGradient::kWanted, scored.defined() ? Tensor() : dy_ND);
       saved.norm_gradient_D = std::move(gradient.weight_D);
       dy_ND = scored.defined() ? dy_ND.index_copy(0, scored, gradient.x_ND) : gradient.x_ND;
     }
-    return inner().input_gradient(inner_state(state), *saved.inner,
-                                  dy_ND.view(with_width(saved.tokens, options_.hidden)), wanted);
+    return inner().input_gradient(half_block(state), *saved.inner,
+                                  dy_ND.view(with_width(saved.tokens, options().hidden)), wanted);
   }
 
   void weight_gradient(model::LayerState& state, model::Stash& stash) const override {
     const at::NoGradGuard no_graph;
     auto& saved = dynamic_cast<SavedFirst&>(stash);
-    model::LayerState of_inner = inner_state(state);
+    model::LayerState of_inner = half_block(state);
     inner().weight_gradient(of_inner, *saved.inner);
     if (state.frozen || !saved.y_ND.defined()) return;
-    const Tensor n_ND = kernels::rms_norm(saved.y_ND, saved.inverse_N1, model::value(state, norm_));
-    state.parameters[norm_].gradient.add_(saved.norm_gradient_D);
+    const Tensor n_ND =
+        kernels::rms_norm(saved.y_ND, saved.inverse_N1, model::value(state, norm()));
+    state.parameters[norm()].gradient.add_(saved.norm_gradient_D);
     saved.slice.add_weight_gradient(state.parameters[head()], n_ND);
   }
 
  private:
-  [[nodiscard]] std::size_t head() const { return norm_ + 1; }
   [[nodiscard]] cost::HeadRows rows() const {
-    return cost::head_rows(options_.vocabulary, options_.slices, 0);
+    return cost::head_rows(options().vocabulary, options().slices, 0);
   }
-  // The half block's part; its tensors are those of `state`.
-  [[nodiscard]] model::LayerState inner_state(const model::LayerState& state) const {
-    DYNMO_CHECK(state.parameters.size() == norm_ + 2 && state.buffers.size() > inner_buffers_,
-                "the state of an exit's first slice for {}, got {} parameters and {} buffers",
-                name(), state.parameters.size(), state.buffers.size());
-    model::LayerState part = state;
-    part.parameters.resize(norm_);
-    part.buffers.resize(inner_buffers_);
-    return part;
+  [[nodiscard]] model::LayerState half_block(const model::LayerState& state) const {
+    return inner_state(state, 2, "an exit's first slice");
   }
-
-  ExitOptions options_;
-  std::size_t norm_;  // its parameter
-  std::size_t inner_buffers_;
 };
 
 struct SavedExitSlice : model::Saved {
