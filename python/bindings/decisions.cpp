@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dynmo/control/step_stats.h"
+#include "dynmo/core/fields.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/event_log.h"
 #include "python/bindings/errors.h"
@@ -31,35 +32,17 @@ constexpr std::array<std::pair<std::string_view, cost::Announced>, 4> kAnnounced
      {"predicted", cost::Announced::kPredicted},
      {"known", cost::Announced::kKnown}}};
 
-double seconds(JsonObject& object, const char* key) {
-  const double value = object.number(key, 0.0);
-  if (!(value >= 0 && value <= cost::kMaxSeconds)) {
-    object.fail(key, fmt::format("is {}, wanted seconds from 0 to {}", value, cost::kMaxSeconds));
-    return 0;
-  }
-  return value;
-}
+constexpr Limits kSeconds{
+    .min = 0, .max = cost::kMaxSeconds, .wanted = "seconds from 0 to 1000000"};
+constexpr Limits kPositive{.min = 1, .max = 1 << 20, .wanted = "a whole number from 1 to 1048576"};
 
-// Bytes from an exchange of doubles.
-Bytes bytes(JsonObject& object, const char* key) {
-  const double value = object.number(key, 0.0);
-  if (!(value >= 0 && value <= static_cast<double>(cost::kMaxBytes.value))) {
-    object.fail(key, fmt::format("is {}, wanted bytes from 0 to 2^50", value));
-    return {};
+double number_of(Bytes bytes) { return static_cast<double>(bytes.value); }
+// An exchange has bytes as doubles.
+Expected<Bytes> bytes_of(double number) {
+  if (!(number >= 0 && number <= number_of(cost::kMaxBytes))) {
+    return make_error(ErrorCode::kBadInput, "is {}, wanted bytes from 0 to 2^50", number);
   }
-  return Bytes{static_cast<std::int64_t>(value)};
-}
-
-Expected<cost::LayerSample> read_layer(JsonObject& object) {
-  cost::LayerSample layer;
-  layer.time = {.forward_s = seconds(object, "forward_s"),
-                .input_gradient_s = seconds(object, "input_gradient_s"),
-                .weight_gradient_s = seconds(object, "weight_gradient_s")};
-  layer.update_s = seconds(object, "update_s");
-  layer.stash_bytes = bytes(object, "stash_bytes");
-  layer.boundary_bytes = bytes(object, "boundary_bytes");
-  DYNMO_TRY(object.finish());
-  return layer;
+  return Bytes{static_cast<std::int64_t>(number)};
 }
 
 struct Step {
@@ -68,68 +51,55 @@ struct Step {
   double step_s = 0;
 };
 
-control::RankFigures read_rank(JsonObject& object) {
-  const auto number = [&](const char* key) {
-    const double value = object.number(key, 0.0);
-    if (!(value >= 0)) object.fail(key, fmt::format("is {}, wanted 0 or more", value));
-    return value;
-  };
-  return {.busy_s = seconds(object, "busy_s"),
-          .overhead_s = seconds(object, "overhead_s"),
-          .plan_s = seconds(object, "plan_s"),
-          .migrate_s = seconds(object, "migrate_s"),
-          .action_overhead_s = seconds(object, "action_overhead_s"),
-          .actions = number("actions"),
-          .message_s = seconds(object, "message_s"),
-          .reduction_bytes_per_s = number("reduction_bytes_per_s")};
+void list_fields(IsA<Step> auto& step, auto& visit) {
+  visit.each("layers", step.layers, [](auto& layer, auto& each) {
+    each.optional("forward_s", layer.time.forward_s, kSeconds);
+    each.optional("input_gradient_s", layer.time.input_gradient_s, kSeconds);
+    each.optional("weight_gradient_s", layer.time.weight_gradient_s, kSeconds);
+    each.optional("update_s", layer.update_s, kSeconds);
+    each.optional_mapped("stash_bytes", layer.stash_bytes, number_of, bytes_of);
+    each.optional_mapped("boundary_bytes", layer.boundary_bytes, number_of, bytes_of);
+  });
+  visit.each("ranks", step.ranks, [](auto& rank, auto& each) {
+    each.optional("busy_s", rank.busy_s, kSeconds);
+    each.optional("overhead_s", rank.overhead_s, kSeconds);
+    each.optional("plan_s", rank.plan_s, kSeconds);
+    each.optional("migrate_s", rank.migrate_s, kSeconds);
+    each.optional("action_overhead_s", rank.action_overhead_s, kSeconds);
+    each.optional("actions", rank.actions, kCount);
+    each.optional("message_s", rank.message_s, kSeconds);
+    each.optional("reduction_bytes_per_s", rank.reduction_bytes_per_s, kCount);
+  });
+  visit.optional("step_s", step.step_s, kSeconds);
 }
 
-Expected<Step> read_step(const Json& json) {
-  JsonObject root(json, "step");
-  Step step;
-  for (JsonObject& object : root.objects("layers")) {
-    DYNMO_ASSIGN(step.layers.emplace_back(), read_layer(object));
-  }
-  for (JsonObject& object : root.objects("ranks")) {
-    step.ranks.push_back(read_rank(object));
-    DYNMO_TRY(object.finish());
-  }
-  step.step_s = seconds(root, "step_s");
-  if (!(step.step_s > 0)) root.fail("step_s", "is 0, wanted the seconds of the step");
-  DYNMO_TRY(root.finish());
-  return step;
+void check_fields(const IsA<Step> auto& step, JsonObject& object) {
+  if (!(step.step_s > 0)) object.fail("step_s", "is 0, wanted the seconds of the step");
 }
 
-int positive(JsonObject& object, const char* key, int fallback) {
-  constexpr std::int64_t kMax = 1 << 20;
-  const std::int64_t value = object.integer(key, fallback);
-  if (value < 1 || value > kMax) {
-    object.fail(key, fmt::format("is {}, wanted a whole number from 1 to {}", value, kMax));
-    return fallback;
-  }
-  return static_cast<int>(value);
+struct Options {
+  control::ControllerOptions controller;
+  Bytes memory = cost::kUnlimitedMemory;
+  std::string balancer = "optimal";
+};
+
+void list_fields(IsA<Options> auto& options, auto& visit) {
+  auto& controller = options.controller;
+  visit.optional("balancer", options.balancer);
+  visit.optional("minimum_gain", controller.policy.minimum_gain, kCount);
+  visit.optional("noise_factor", controller.policy.noise_factor, kCount);
+  visit.optional("window", controller.window, kPositive);
+  visit.optional("micro_batches", controller.micro_batches, kPositive);
+  visit.optional("accumulation", controller.accumulation, kPositive);
+  visit.optional("steps", controller.steps, kCount);
+  visit.optional("horizon_steps", controller.horizon_steps, kCount);
+  visit.optional("memory_bytes", options.memory);
 }
 
 Expected<control::DecisionsOptions> read_options(const Json& json) {
-  JsonObject object(json, "options");
-  control::DecisionsOptions options;
-  control::ControllerOptions& controller = options.controller;
-  control::PolicyOptions& policy = controller.policy;
-  DYNMO_ASSIGN(policy.balancer, plan::parse_balancer(object.string("balancer", "optimal")));
-  policy.minimum_gain = object.number("minimum_gain", policy.minimum_gain);
-  policy.noise_factor = object.number("noise_factor", policy.noise_factor);
-  controller.window = positive(object, "window", controller.window);
-  controller.micro_batches = positive(object, "micro_batches", controller.micro_batches);
-  controller.accumulation = positive(object, "accumulation", controller.accumulation);
-  controller.steps = object.integer("steps", 0);
-  controller.horizon_steps = object.integer("horizon_steps", 0);
-  options.memory = object.bytes("memory_bytes", options.memory);
-  if (!(policy.minimum_gain >= 0)) object.fail("minimum_gain", "is below 0");
-  if (!(policy.noise_factor >= 0)) object.fail("noise_factor", "is below 0");
-  if (controller.steps < 0) object.fail("steps", "is below 0");
-  if (controller.horizon_steps < 0) object.fail("horizon_steps", "is below 0");
-  DYNMO_TRY(object.finish());
-  return options;
+  DYNMO_ASSIGN(Options options, parse_fields<Options>(json, "options"));
+  DYNMO_ASSIGN(options.controller.policy.balancer, plan::parse_balancer(options.balancer));
+  return control::DecisionsOptions{.controller = options.controller, .memory = options.memory};
 }
 
 }  // namespace
@@ -155,7 +125,7 @@ Expected<plan::Plan> Decisions::read_plan(const Json& json) const {
 }
 
 Expected<Json> Decisions::observe(const Json& step, const Json& plan, int frozen_layers) {
-  DYNMO_ASSIGN(const Step read, read_step(step));
+  DYNMO_ASSIGN(const Step read, parse_fields<Step>(step, "step"));
   DYNMO_ASSIGN(const plan::Plan under, read_plan(plan));
   if (std::ssize(read.layers) != layers_ || std::ssize(read.ranks) != under.ranks) {
     return make_error(ErrorCode::kBadInput, "step: it has {} layers and {} ranks, wanted {} and {}",

@@ -132,6 +132,22 @@ class Decisions(Case):
                             {**step, "layers": [{"forward_s": -1.0}, *layers[1:]]}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "plan", decisions.decide, plan_of([6, 5]), 1, 0)
         self.assert_refused(dynmo.BadInputError, "balancer", _core.Decisions, known(), 2, {"balancer": "best"})
+        for options, text in (
+                ({"window": 0}, "options: /window is 0, wanted a whole number from 1 to 1048576"),
+                ({"micro_batches": 1 << 40}, "options: /micro_batches is 1099511627776, wanted a whole number from 1 to 1048576"),
+                ({"minimum_gain": -0.5}, "options: /minimum_gain is -0.5, wanted 0 or more"),
+                ({"steps": -1}, "options: /steps is -1, wanted 0 or more"),
+                ({"memory_bytes": -1}, "options: /memory_bytes is -1, wanted bytes, 0 or more"),
+                ({"balancer": 7}, "options: /balancer is 7, wanted a string"),
+                ({"windows": 5}, "options: /windows is not a known key")):
+            self.assert_refused(dynmo.BadInputError, text, _core.Decisions, known(), 2, options)
+        for rank, text in (
+                ({"busy_s": 2e6}, "step: /ranks/1/busy_s is 2000000, wanted seconds from 0 to 1000000"),
+                ({"actions": -1.0}, "step: /ranks/1/actions is -1, wanted 0 or more"),
+                ({"idle_s": 1.0}, "step: /ranks/1/idle_s is not a known key")):
+            self.assert_refused(dynmo.BadInputError, text, decisions.observe, {**step, "ranks": [{}, rank]}, plan_of([6, 6]), 0)
+        self.assert_refused(dynmo.BadInputError, "step: /layers/0/stash_bytes is -1, wanted bytes from 0 to 2^50", decisions.observe,
+                            {**step, "layers": [{"stash_bytes": -1.0}, *layers[1:]]}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "ranks=0", _core.Decisions, known(), 0, OPTIONS)
 
 
