@@ -29,8 +29,8 @@ def main():
     if not list(package.glob("dynmo/_core*.so")):
         print(f"SKIP package: there is none in {package}: build the target dynmo_python_package")
         return 0
-    environment = {**os.environ, "DYNMO": str(arguments.dynmo.resolve()), "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1",
-                   "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "DYNMO": str(arguments.dynmo.resolve()), "PYTHONPATH": f"{package}:{TESTS.parent / 'support'}",
+                   "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for python in (pathlib.Path(sys.executable), newest()):
         if not python.exists():
             print(f"SKIP newest PyTorch: no {python}, which scripts/setup peers makes")

@@ -7,6 +7,7 @@ import unittest
 import dynmo
 import numpy
 from dynmo import _core
+from plans import plan_of
 from support import Case, profile
 
 LAYERS, STEPS, MICRO_BATCHES, FROZEN = 12, 40, 4, 6
@@ -18,11 +19,6 @@ def known(frozen=0):
     for index, layer in enumerate(document["layers"]):
         layer["frozen"] = index < frozen
     return document
-
-
-def plan_of(cut, generation=0):
-    stages = [{"stage": rank, "rank": rank, "first_layer": sum(cut[:rank]), "layers": count} for rank, count in enumerate(cut) if count > 0]
-    return {"format": "dynmo-plan-1", "ranks": len(cut), "generation": generation, "schedule": "1f1b", "stages": stages}
 
 
 class Training:
@@ -220,7 +216,7 @@ class Digest(Case):
 
     def test_of_a_plan_knows_its_generation(self):
         self.assertEqual(_core.digest_of_plan(plan_of([6, 6])), _core.digest_of_plan(plan_of([6, 6])))
-        self.assertNotEqual(_core.digest_of_plan(plan_of([6, 6])), _core.digest_of_plan(plan_of([6, 6], 1)))
+        self.assertNotEqual(_core.digest_of_plan(plan_of([6, 6])), _core.digest_of_plan(plan_of([6, 6], generation=1)))
 
 
 if __name__ == "__main__":

@@ -3,20 +3,19 @@
 import itertools
 import json
 import pathlib
-import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, _PipelineScheduleRuntime, get_schedule_class
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import dynmo
 import dynmo.torch as dt
+from torch_ranks import run_rank
 
 WIDTH, BLOCKS, SAMPLES, LENGTH, WORDS, MICRO_BATCHES = 8, 6, 16, 4, 32, 8
-KINDS = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B, "Interleaved1F1B": ScheduleInterleaved1F1B}
 # Forward and backward, in seconds of a clock of our own.
 COSTS = {"tok_embeddings": (1, 2), "norm": (1, 1), "lm_head": (9, 17), **{f"layers.{i}": (4 + i % 2, 9 + i) for i in range(BLOCKS)}}
 
@@ -32,16 +31,18 @@ clock = Clock()
 
 
 class Tick(torch.autograd.Function):
+    """Passes a tensor on; the clock goes on in both directions."""
+
     @staticmethod
-    def forward(context, hidden, forward_s, backward_s):
-        context.backward_s = backward_s
+    def forward(context, hidden, clock, forward_s, backward_s):
+        context.clock, context.backward_s = clock, backward_s
         clock.now += forward_s
         return hidden.clone()
 
     @staticmethod
     def backward(context, gradient):
-        clock.now += context.backward_s
-        return gradient, None, None
+        context.clock.now += context.backward_s
+        return gradient, None, None, None
 
 
 class Timed(nn.Module):
@@ -51,7 +52,7 @@ class Timed(nn.Module):
 
     def forward(self, hidden):
         clock.now += 100 * (not torch.is_grad_enabled())  # of no layer's training
-        return Tick.apply(self.inner(hidden), *self.costs)
+        return Tick.apply(self.inner(hidden), clock, *self.costs)
 
 
 class Model(nn.Module):
@@ -103,6 +104,16 @@ def batch():
     return torch.randint(WORDS, (SAMPLES, LENGTH)), torch.randint(WORDS, (SAMPLES, LENGTH))
 
 
+def torch_schedule(kind, stages, micro_batches, loss_fn, csv=None):
+    """Torch's own, or its runtime with the order of a file."""
+    if csv is not None:
+        schedule = _PipelineScheduleRuntime(stages, micro_batches, loss_fn=loss_fn)
+        schedule._load_csv(str(csv), format="compute_only")
+        return schedule
+    made = get_schedule_class(kind)
+    return made(stages if issubclass(made, PipelineScheduleMulti) else stages[0], micro_batches, loss_fn=loss_fn)
+
+
 def run(cut, kind, *, numbered=False, recomputes=False, watch=True, csv=None):
     """Two steps by torch's runtime: the gradients of this rank's stages, and the advice."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -110,15 +121,8 @@ def run(cut, kind, *, numbered=False, recomputes=False, watch=True, csv=None):
     stages = [PipelineStage(part, index, len(cut), torch.device("cpu")) for index, part in parts.items()]
     adviser = dt.Adviser(stages, kind, micro_batches=MICRO_BATCHES, clock=clock) if watch else None
     def last_loss(output, target):
-        return Tick.apply(loss_fn(output, target), 3, 5)
-    loss = adviser.timed_loss(last_loss) if watch else last_loss
-    if csv is not None:
-        schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=loss)
-        schedule._load_csv(str(csv))
-    elif kind == "Interleaved1F1B":
-        schedule = ScheduleInterleaved1F1B(stages, MICRO_BATCHES, loss_fn=loss)
-    else:
-        schedule = KINDS[kind](stages[0], MICRO_BATCHES, loss_fn=loss)
+        return Tick.apply(loss_fn(output, target), clock, 3, 5)
+    schedule = torch_schedule(kind, stages, MICRO_BATCHES, adviser.timed_loss(last_loss) if watch else last_loss, csv)
     given, target = batch()
     for _ in range(2):
         for part in parts.values():
@@ -197,9 +201,7 @@ def check(kind, cut, folder, *, numbered=False, recomputes=False):
     assert len(flat[0]) == len(flat[1]) and all(torch.equal(a, b) for a, b in zip(*flat)), kind
 
 
-def main():
-    folder = sys.argv[1]
-    dist.init_process_group("gloo")
+def main(folder):
     ranks = dist.get_world_size()
     whole = [NAMES[:4], NAMES[4:]] if ranks == 2 else [NAMES[:3], NAMES[3:5], NAMES[5:]]
     check("1F1B", whole, folder)
@@ -207,9 +209,7 @@ def main():
     check("GPipe", whole, folder, recomputes=True)
     if MICRO_BATCHES % ranks == 0:
         check("Interleaved1F1B", [NAMES[:1], NAMES[1:3], NAMES[3:4], NAMES[4:]], folder)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

@@ -10,15 +10,10 @@ import dynmo
 import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import start
+from plans import plan_of
+from torch_ranks import is_whole, make_pipe, refused, run_rank
 
 CASE = {"family": "llama", "micro_batches": 4}
-
-
-def plan(*counts):
-    stages = [
-        {"stage": index, "rank": index, "first_layer": sum(counts[:index]), "layers": count} for index, count in enumerate(counts)
-    ]
-    return {"format": "dynmo-plan-1", "ranks": len(counts), "schedule": "1f1b", "stages": stages}
 
 
 def construct(config=None, weights=0, optimizer=None, frozen=False, compiled=False, **options):
@@ -32,7 +27,7 @@ def construct(config=None, weights=0, optimizer=None, frozen=False, compiled=Fal
     try:
         dt.Pipeline(model, made, **{"micro_batches": 4, "timeout_s": 60, **options})
     except dynmo.BadInputError as error:
-        assert not any(parameter.device.type == "meta" for parameter in model.parameters()), error
+        assert is_whole(model), error
         return str(error)
     return "nothing"
 
@@ -46,7 +41,7 @@ SETTINGS = (
     ({"micro_batches": 8}, "rank 1 has another micro_batches than rank 0: 8, on rank 0 4"),
     ({"micro_batches": 0}, "rank 1 has another micro_batches than rank 0: 0, on rank 0 4"),
     ({"accumulation": 2}, "rank 1 has another accumulation than rank 0: 2, on rank 0 1"),
-    ({"plan": plan(2, 2, 2)}, "rank 1 has another plan than rank 0"),
+    ({"plan": plan_of([2, 2, 2])}, "rank 1 has another plan than rank 0"),
     ({"optimizer": "sgd"}, "rank 1 has another optimizer than rank 0: SGD, on rank 0 AdamW"),
     ({"optimizer": "foreach"}, "rank 1 has another foreach of optimizer group 0 than rank 0: True, on rank 0 None"),
     ({"weights": 1}, "rank 1 has another initial value or requires_grad flag in layer embedding"),
@@ -57,7 +52,7 @@ SETTINGS = (
 )
 
 
-def refused(text, other, **common):
+def refused_on_all(text, other, **common):
     """Rank 1 is given `other` beside what all have."""
     said = construct(**{**common, **(other if dist.get_rank() == 1 else {})})
     assert said.startswith(text) and "\n" not in said, (text, said)
@@ -65,35 +60,26 @@ def refused(text, other, **common):
 
 
 def changed_on_one_rank():
-    model = torch_cases.make_model(CASE)
-    optimizer = torch_cases.make_optimizer(CASE, model.parameters())
-    pipe = dt.Pipeline(model, optimizer, micro_batches=4, timeout_s=60)
+    pipe = make_pipe(CASE, timeout_s=60)
     pipe.step(**torch_cases.batch_of(CASE, 0))
-    optimizer.zero_grad()
+    pipe.optimizer.zero_grad()
     if pipe.rank == 1:
         pipe.changed("a mask of its own")
-    try:
-        pipe.balance()
-        raise AssertionError("rank 1 alone has called changed()")
-    except dynmo.BadInputError as error:
-        assert str(error) == "rank 1 has called changed() otherwise than rank 0, wanted the same on all ranks", error
+    refused("rank 1 has called changed() otherwise than rank 0, wanted the same on all ranks", pipe.balance, str.__eq__)
 
 
 def main():
-    dist.init_process_group("gloo")
     for other, text in SETTINGS:
-        refused(text, other)
-    refused("rank 1 has another plan than rank 0", {"plan": plan(1, 3, 2)}, plan=plan(2, 2, 2))
-    refused("micro_batches=0", {}, micro_batches=0)
+        refused_on_all(text, other)
+    refused_on_all("rank 1 has another plan than rank 0", {"plan": plan_of([1, 3, 2])}, plan=plan_of([2, 2, 2]))
+    refused_on_all("micro_batches=0", {}, micro_batches=0)
     for module, name in ((torch, "torch"), (sys.modules["transformers"], "transformers"), (start, "dynmo")):
         version = "dynmo_version" if name == "dynmo" else "__version__"
         with mock.patch.object(module, version, "9.9" if dist.get_rank() == 1 else getattr(module, version)):
-            refused(f"rank 1 has another version of {name} than rank 0: 9.9, on rank 0 ", {})
+            refused_on_all(f"rank 1 has another version of {name} than rank 0: 9.9, on rank 0 ", {})
     assert construct() == "nothing"  # the group is as it was
     changed_on_one_rank()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

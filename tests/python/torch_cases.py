@@ -75,8 +75,21 @@ def make_optimizer(case, parameters):
     return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1, **{"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[kind])
 
 
+def make(case):
+    model = make_model(case)
+    return model, make_optimizer(case, model.parameters())
+
+
 def make_scheduler(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5) / (1 + 0.01 * step))
+
+
+def update(optimizer, scheduler=None):
+    """The end of a step of the loop."""
+    optimizer.step()
+    if scheduler is not None:
+        scheduler.step()
+    optimizer.zero_grad()
 
 
 def batch_of(case, step):
@@ -138,7 +151,7 @@ def train_plainly(case):
         tied = (model.get_input_embeddings().weight, torch.nn.Parameter(head.weight.detach().clone()))
         head.weight = tied[1]
     optimizer = make_optimizer(case, model.parameters())
-    scheduler = make_scheduler(optimizer)
+    scheduler = make_scheduler(optimizer) if case.get("scheduled", True) else None
     losses = []
     for step in range(case["steps"]):
         freeze_or_thaw(case, model, step)
@@ -177,9 +190,7 @@ def train_plainly(case):
             if tied is not None and tied[0].requires_grad:
                 tied[1].grad.copy_(tied[0].grad)
             losses.append(norm.item())
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        update(optimizer, scheduler)
         losses.append(total.item())
     return model, optimizer, losses
 

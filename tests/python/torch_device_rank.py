@@ -1,54 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch_device_rank.py TASK FOLDER: one rank on the strict device (tests/support/strict_device)."""
+import functools
 import json
 import os
 import pathlib
-import signal
-import sys
 import types
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-import dynmo
 import dynmo.torch as dt
 import strict_torch
 import torch_cases
 import torch_rank
 from dynmo.torch import clocks, stages
+from torch_ranks import is_whole, kill_here, make_pipe, refused, run_rank, train_step
 
 LLAMA = {"family": "llama", "micro_batches": 4, "steps": 6, "seed": 7, "optimizer": "foreach"}
 DIED = 3  # the step before which a rank ends
-
-
-def pipeline(case, **options):
-    model = torch_cases.make_model(case)
-    optimizer = torch_cases.make_optimizer(case, model.parameters())
-    return dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], **{"balance": False, **options})
-
-
-def step(pipe, batch):
-    loss = pipe.step(**batch).item()
-    pipe.optimizer.step()
-    pipe.optimizer.zero_grad()
-    return loss
-
-
-def refused(line, call):
-    try:
-        call()
-    except dynmo.BadInputError as error:
-        assert str(error) == line, (str(error), line)
-        return
-    raise AssertionError(f"not refused: {line}")
 
 
 def waits(folder):
     """Of each step, beside those for the messages that this rank sends: one, two with clipping, three with a batch on the device."""
     device = strict_torch.open_device()
     for schedule in ("1f1b", "zb-h1"):
-        pipe = pipeline({**LLAMA, "device": "strict"}, schedule=schedule, balance=True)
+        pipe = make_pipe({**LLAMA, "device": "strict"}, schedule=schedule, balance=True)
         for number in range(6):
             batch = torch_cases.batch_of(LLAMA, 0)
             del batch["attention_mask"]  # whose rows the model asks for padding
@@ -80,16 +57,16 @@ def checkpoints(folder):
     order = ("strict", "cpu", "strict")
     for part, place in enumerate(order):
         case = {**LLAMA, "device": place, "seed": LLAMA["seed"] if part == 0 else 90 + part, "optimizer": ("fused", "foreach", "fused")[part]}
-        pipe = pipeline(case)
+        pipe = make_pipe(case, balance=False)
         if part > 0:
-            step(pipe, torch_cases.batch_of(LLAMA, 0))  # drops layers of other ranks
+            train_step(pipe, torch_cases.batch_of(LLAMA, 0))  # drops layers of other ranks
             pipe.load(folder / f"checkpoint-{part - 1}")
             assert pipe.steps == 2 * part
             states = [state for parameter, state in pipe.optimizer.state.items() if parameter.device.type != "meta"]
             assert {state["step"].device.type for state in states} == {place if case["optimizer"] == "fused" else "cpu"}
             assert {state["exp_avg"].device.type for state in states} == {place}
         for number in range(2 * part, 2 * part + 2):
-            losses.append(step(pipe, torch_cases.batch_of(LLAMA, number)))
+            losses.append(train_step(pipe, torch_cases.batch_of(LLAMA, number)).item())
         pipe.save(folder / f"checkpoint-{part}")
     pipe.save_pretrained(folder / "weights")
     (folder / f"losses-{pipe.rank}.json").write_text(json.dumps(losses), encoding="utf-8")
@@ -101,10 +78,10 @@ def dropped_out(folder):
     config = {name: 0.1 for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")}
     case = {**LLAMA, "family": "gpt2", "config": config, "device": "strict", "clip": 1.0}
     result = torch_rank.train(case)
-    model = torch_cases.make_model(case)
+    model, optimizer = torch_cases.make(case)
     before = [torch.get_rng_state(), torch.strict.get_rng_state(device)]
-    pipe = dt.Pipeline(model, torch_cases.make_optimizer(case, model.parameters()), micro_batches=4)
-    step(pipe, torch_cases.batch_of(LLAMA, 0))
+    pipe = dt.Pipeline(model, optimizer, micro_batches=4)
+    train_step(pipe, torch_cases.batch_of(LLAMA, 0))
     assert all(map(torch.equal, before, [torch.get_rng_state(), torch.strict.get_rng_state(device)]))
     assert not torch.are_deterministic_algorithms_enabled()
     torch.rand(3, device=device)  # is drawn by the device's generator, which is not the host's
@@ -115,12 +92,12 @@ def dropped_out(folder):
 def survives(folder):
     """Rank 2 ends; the others go on with the bits of the plain loop."""
     strict_torch.open_device()
-    pipe = pipeline({**LLAMA, "device": "strict"})
+    pipe = make_pipe({**LLAMA, "device": "strict"}, balance=False)
 
     def train_step(number):
         if number == DIED and pipe.ranks == 3 and pipe.rank == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(pipe, torch_cases.batch_of(LLAMA, number))
+            kill_here()
+        return train_step(pipe, torch_cases.batch_of(LLAMA, number)).item()
 
     survivor = dt.Survivor(pipe, every=1)
     losses = survivor.train(train_step, LLAMA["steps"])
@@ -128,66 +105,51 @@ def survives(folder):
     (folder / f"survived-{pipe.rank}.json").write_text(json.dumps(losses), encoding="utf-8")
 
 
-def train_plainly(place):
-    """A loop of one process without a schedule of the learning rate; the model and its losses."""
-    model = torch_cases.make_model({**LLAMA, "device": place})
-    optimizer = torch_cases.make_optimizer(LLAMA, model.parameters())
-    losses = []
-    for number in range(LLAMA["steps"]):
-        total = torch.zeros(())
-        for part in torch_cases.micro_batches_of(LLAMA, torch_cases.batch_of(LLAMA, number)):
-            loss = model(**{name: value.to(place) for name, value in part.items()}).loss / LLAMA["micro_batches"]
-            loss.backward()
-            total += loss.detach().cpu()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total.item())
-    return model, losses
-
-
 def plain(folder):
     strict_torch.open_device()
-    (folder / "plain.json").write_text(json.dumps(train_plainly("strict")[1]), encoding="utf-8")
+    (folder / "plain.json").write_text(json.dumps(torch_cases.train_plainly({**LLAMA, "device": "strict", "scheduled": False})[2]), encoding="utf-8")
 
 
 def refuses(folder):
     """Each in one line on all ranks, before a layer is dropped."""
     device = strict_torch.open_device()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    exactly = functools.partial(refused, how=str.__eq__)
     apart = torch_cases.make_model({**LLAMA, "device": "strict"})
     apart.lm_head.to("cpu")
     line = "model: model.embed_tokens.weight is on strict:0, lm_head.weight on cpu, wanted all parameters of a rank on one device"
-    refused(line, lambda: dt.Pipeline(apart, micro_batches=4))
+    exactly(line, lambda: dt.Pipeline(apart, micro_batches=4))
     last = ranks - 1
     one = torch_cases.make_model({**LLAMA, "device": "strict" if rank < last else "cpu"})
     line = f"rank {last} has another kind of device than rank 0: cpu, on rank 0 strict, wanted the same on all ranks"
-    refused(line, lambda: dt.Pipeline(one, micro_batches=4))
+    exactly(line, lambda: dt.Pipeline(one, micro_batches=4))
     untimed = torch_cases.make_model({**LLAMA, "device": "strict"})
     line = "model: model.embed_tokens.weight is on strict:0, whose work cannot be timed (no events), wanted cpu or cuda"
     with mock.patch.object(clocks.EventClock, "stamp", side_effect=RuntimeError("no events")):
-        refused(line, lambda: dt.Pipeline(untimed, micro_batches=4))
+        exactly(line, lambda: dt.Pipeline(untimed, micro_batches=4))
     model = torch_cases.make_model({**LLAMA, "device": "strict"})
     torch.set_default_device("strict")
     line = "model: torch.set_default_device('strict:0') is in force, wanted none; move the model by .to('strict:0')"
-    refused(line, lambda: dt.Pipeline(model, micro_batches=4))
+    exactly(line, lambda: dt.Pipeline(model, micro_batches=4))
     torch.set_default_device(None)
     pipe = dt.Pipeline(model, micro_batches=4)
     batch = torch_cases.batch_of(LLAMA, 0)
     elsewhere = {**batch, "input_ids": batch["input_ids"].to(device), "labels": batch["labels"].to("strict:1")}
     line = "batch: labels is on strict:1, wanted it on the CPU, or on strict:0, where the model is"
-    refused(line, lambda: pipe.step(**elsewhere))
+    exactly(line, lambda: pipe.step(**elsewhere))
     on_meta = {**batch, "input_ids": batch["input_ids"].to("meta")}
-    refused("batch: input_ids is on meta, wanted it on the CPU, or on strict:0, where the model is", lambda: pipe.step(**on_meta))
+    exactly("batch: input_ids is on meta, wanted it on the CPU, or on strict:0, where the model is", lambda: pipe.step(**on_meta))
     for whole in (apart, one, untimed, model):
-        assert all(parameter.device.type != "meta" for parameter in whole.parameters())
+        assert is_whole(whole)
     assert pipe.step(**batch).item() > 0
-    refused(line, lambda: pipe.step(**elsewhere))
+    exactly(line, lambda: pipe.step(**elsewhere))
     assert pipe.step(**{name: value.to(device) for name, value in batch.items()}).item() > 0
     (folder / f"refused-{rank}").write_text("", encoding="utf-8")
 
 
 def advises(folder):
     """The adviser waits when it is asked, and once for so many stamps."""
+    dist.init_process_group("gloo")
     device = strict_torch.open_device()
     module = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3))).to(device)
     adviser = dt.Adviser([types.SimpleNamespace(submod=module, stage_index=0, num_stages=1)], "GPipe", micro_batches=2)
@@ -214,13 +176,5 @@ def advises(folder):
 TASKS = {"adviser": advises, "waits": waits, "checkpoints": checkpoints, "plain": plain, "dropout": dropped_out, "survives": survives, "refuses": refuses}
 
 
-def main():
-    dist.init_process_group("gloo")
-    TASKS[sys.argv[1]](pathlib.Path(sys.argv[2]))
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(lambda task, folder: TASKS[task](pathlib.Path(folder)))

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import torch_cases
-import torch_device_rank
 from drawn import drawn
-from torch_support import RankCase, start_ranks
+from torch_device_rank import LLAMA
+from torch_support import RankCase
 
 COMMON = {"device": "strict", "micro_batches": 4, "steps": 7, "clip": 1.0}  # layers move before steps 0, 3 and 6
 
@@ -68,7 +68,7 @@ class Ways(DeviceCase):
 
     def test_checkpoints_go_to_the_cpu_and_back(self):
         self.run_task(2, "checkpoints")
-        model, wanted = torch_device_rank.train_plainly("cpu")
+        model, _, wanted = torch_cases.train_plainly({**LLAMA, "scheduled": False})
         for rank in range(2):
             found = json.loads((self.folder / f"losses-{rank}.json").read_text())
             for loss, of_cpu in zip(found, wanted, strict=True):
@@ -84,8 +84,7 @@ class Ways(DeviceCase):
         self.assertEqual(two, three)
 
     def test_others_go_on_after_a_loss(self):
-        processes = start_ranks(3, "torch_device_rank.py", "survives", self.folder)
-        self.addCleanup(lambda: [process.kill() for process in processes if process.poll() is None])
+        processes = self.start(3, "torch_device_rank.py", "survives", self.folder)
         said = [process.communicate(timeout=200)[0] for process in processes]
         self.assertEqual([process.returncode for process in processes], [0, 0, -9], said)
         wanted = json.loads((self.folder / "survived-0.json").read_text())

@@ -28,8 +28,7 @@ class Blocks(Case):
             blocks = [block for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if ">>>" not in block]
             self.assertTrue(blocks, page)
             for block in blocks:
-                model = torch_cases.make_model(CASE)
-                optimizer = torch_cases.make_optimizer(CASE, model.parameters())
+                model, optimizer = torch_cases.make(CASE)
                 names = {"model": model, "optimizer": optimizer, "scheduler": torch_cases.make_scheduler(optimizer)}
                 names["batches"] = [torch_cases.batch_of(CASE, step) for step in range(2)]
                 before = [parameter.detach().clone() for parameter in model.parameters()]

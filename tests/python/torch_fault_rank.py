@@ -1,29 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch_fault_rank.py PLACE RANK: two blocks a rank; rank RANK is killed at PLACE in the third step, or a byte is damaged."""
 import os
-import signal
 import sys
 import time
 
-import torch
 import torch.distributed as dist
 
 import dynmo
-import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import move, ranks, step
-
-
-def kill_in(owner, name, when):
-    """Ends this process in a call of `name`, once `when` says so."""
-    real = getattr(owner, name)
-
-    def call(self, *arguments, **named):
-        if when():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, *arguments, **named)
-
-    setattr(owner, name, call)
+from plans import plan_of
+from torch_ranks import kill_in, make_pipe, run_rank, train_step
 
 
 PLACES = {
@@ -35,13 +22,9 @@ PLACES = {
 }
 
 
-def cut(first, kind="1f1b"):
-    world = dist.get_world_size()
-    counts = [first] + [1] * (world - 2) + [6 - first - (world - 2)]
-    stages = [
-        {"stage": index, "rank": index, "first_layer": sum(counts[:index]), "layers": count} for index, count in enumerate(counts)
-    ]
-    return {"format": "dynmo-plan-1", "ranks": world, "schedule": kind, "stages": stages}
+def cut(first):
+    between = dist.get_world_size() - 2
+    return plan_of([first, *[1] * between, 6 - first - between])
 
 
 def wait_until_all_have_noticed():
@@ -59,32 +42,26 @@ def wait_until_all_have_noticed():
         pass  # rank 0 has ended: it is the victim, or has seen that all have noticed
 
 
-def main():
-    place, victim = sys.argv[1], int(sys.argv[2])
-    dist.init_process_group("gloo")
-    case = {"family": "llama", "micro_batches": 4}
-    model = torch_cases.make_model(case)
-    optimizer = torch_cases.make_optimizer(case, model.parameters())
-    pipe = dt.Pipeline(model, optimizer, micro_batches=4, plan=cut(1))
+def main(place, victim):
+    victim, case = int(victim), {"family": "llama", "micro_batches": 4}
+    pipe = make_pipe(case, plan=cut(1))
     now = [0]
     if dist.get_rank() == victim and place in PLACES:
         kill_in(*PLACES[place], lambda: now[0] == 2)
     if place == "damage":
         move.Mover._damage = lambda self, layer, packed: packed[5].add_(1) if now[0] == 2 and pipe.rank == victim else None
     try:
-        train(pipe, optimizer, case, place, now)
+        train(pipe, case, place, now)
     except dynmo.RankLostError as error:
         print(f"RankLostError: {error}", flush=True)
         wait_until_all_have_noticed()
         sys.exit(1)
 
 
-def train(pipe, optimizer, case, place, now):
+def train(pipe, case, place, now):
     for number in range(5):
         now[0] = number
-        pipe.step(**torch_cases.batch_of(case, number))
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(pipe, torch_cases.batch_of(case, number))
         before = pipe.plan
         moved = pipe.move_to(cut(1 + (number + 1) % 3))
         if place == "damage":
@@ -93,5 +70,4 @@ def train(pipe, optimizer, case, place, now):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

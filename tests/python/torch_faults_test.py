@@ -7,7 +7,7 @@ import unittest
 
 import torch_cases
 from drawn import drawn
-from torch_support import ALL, RankCase, start_ranks
+from torch_support import ALL, RankCase
 
 PLACES = ("forward", "backward", "exchange", "vote", "move")
 FEW = tuple(zip(PLACES, (0, 2, 1, 0, 1)))  # of three ranks; `make soak` has all of four
@@ -19,8 +19,7 @@ class Faults(RankCase):
         slowest = 0.0
         for place, victim in itertools.product(PLACES, range(ranks)) if ALL else drawn(FEW, 2, "the places of a loss"):
             with self.subTest(place=place, victim=victim):
-                processes = start_ranks(ranks, "torch_fault_rank.py", place, victim)
-                self.addCleanup(lambda group=processes: [process.kill() for process in group if process.poll() is None])
+                processes = self.start(ranks, "torch_fault_rank.py", place, victim)
                 self.assertEqual(processes[victim].wait(timeout=200), -signal.SIGKILL)
                 killed = time.monotonic()
                 for rank, process in enumerate(processes):
@@ -33,22 +32,20 @@ class Faults(RankCase):
         print(f"the slowest of all took {slowest:.2f} s")
 
     def test_a_damaged_byte_leaves_the_old_plan(self):
-        processes = start_ranks(2, "torch_fault_rank.py", "damage", 0)
+        processes = self.start(2, "torch_fault_rank.py", "damage", 0)
         said = [process.communicate(timeout=200)[0] for process in processes]
         self.assertEqual([process.returncode for process in processes], [0, 0], said)
         lines = [[line for line in text.splitlines() if line.startswith("step ")] for text in said]
         self.assertEqual(lines[0], lines[1])
         case = {"family": "llama", "micro_batches": 4}
-        model = torch_cases.make_model(case)
-        optimizer = torch_cases.make_optimizer(case, model.parameters())
+        model, optimizer = torch_cases.make(case)
         for number, line in enumerate(lines[0]):
             losses = []
             for part in torch_cases.micro_batches_of(case, torch_cases.batch_of(case, number)):
                 loss = model(**part).loss
                 (loss / 4).backward()
                 losses.append(loss.item())
-            optimizer.step()
-            optimizer.zero_grad()
+            torch_cases.update(optimizer)
             self.assertTrue(line.endswith(f"loss {sum(losses)}"), (line, losses))
         self.assertEqual([line.split()[2] for line in lines[0]], ["2|4,", "3|3,", "3|3,", "2|4,", "3|3,"])
 

@@ -12,6 +12,7 @@ import dynmo
 import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import start
+from torch_ranks import is_whole, refused, run_rank
 
 BART = {
     "d_model": 32, "decoder_layers": 4, "num_hidden_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "vocab_size": 96,
@@ -26,10 +27,7 @@ LLAMA4 = {
     **torch_cases.BASE, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1,
     "attention_chunk_size": 4, "no_rope_layers": [1, 1, 1, 0],
 }
-GPTJ = {
-    "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 96, "n_positions": 64, "rotary_dim": 4, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
-    "resid_pdrop": 0.0, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-}
+GPTJ = {**torch_cases.GPT2, "rotary_dim": 4}
 ROFORMER = {
     "hidden_size": 32, "embedding_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 96,
     "max_position_embeddings": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "is_decoder": True,
@@ -55,6 +53,10 @@ def make(family="llama", **config):
     return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
 
+def pipeline(model, optimizer, **options):
+    return dt.Pipeline(model, optimizer, micro_batches=2, timeout_s=60, **options)
+
+
 def cut(value, part):
     if isinstance(value, dict):
         return {key: cut(element, part) for key, element in value.items()}
@@ -65,24 +67,14 @@ def as_the_loop(batch, family="llama", steps=2, **config):
     """Losses of two steps."""
     plain, other = make(family, **config)
     model, optimizer = make(family, **config)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    pipe = pipeline(model, optimizer, balance=False)
     for _ in range(steps):
         losses = [plain(**cut(batch, slice(first, first + 2))).loss / 2 for first in (0, 2)]
         for loss in losses:
             loss.backward()
         assert torch.equal(pipe.step(**batch), sum(loss.detach() for loss in losses)), family
-        for one in (other, optimizer):
-            one.step()
-            one.zero_grad()
-
-
-def refused(text, call):
-    try:
-        call()
-    except dynmo.BadInputError as error:
-        assert text in str(error) and "\n" not in str(error), (text, str(error))
-        return
-    raise AssertionError(f"not refused: {text}")
+        torch_cases.update(other)
+        torch_cases.update(optimizer)
 
 
 def refused_batch(text, family="llama", change=None, **more):
@@ -90,10 +82,10 @@ def refused_batch(text, family="llama", change=None, **more):
     model, optimizer = make(family)
     if change is not None:
         change(model)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    pipe = pipeline(model, optimizer, balance=False)
     batch = {name: value for name, value in {**batch_of(), **more}.items() if value is not ABSENT}
     refused(text, lambda: pipe.step(**batch))
-    assert not any(parameter.device.type == "meta" for parameter in model.parameters())
+    assert is_whole(model)
     return pipe
 
 
@@ -152,34 +144,32 @@ def batches():
 
 def failures_of_one_rank():
     """Every rank has the line of the one that failed."""
-    optimizer = None
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "file")
         with open(file, "w", encoding="ascii"):
             pass
         run = file if dist.get_rank() == 1 else os.path.join(folder, "run")
-        refused("rank 1: ", lambda: dt.Pipeline(*make(), micro_batches=2, run=run, timeout_s=60))
+        refused("rank 1: ", lambda: pipeline(*make(), run=run))
     real = start._times
 
     def no_clock(_):
         raise ZeroDivisionError("no clock")
 
     start._times = no_clock
-    refused("rank 0: model: its first measurement ends with ZeroDivisionError: no clock", lambda: dt.Pipeline(*make(), micro_batches=2, timeout_s=60))
+    refused("rank 0: model: its first measurement ends with ZeroDivisionError: no clock", lambda: pipeline(*make()))
     start._times = real
     model, optimizer = make()
     on_rank_1(model)
-    refused("rank 1: model: its split ends with KeyError: \"one rank's own\"", lambda: dt.Pipeline(model, optimizer, micro_batches=2, timeout_s=60))
-    model, optimizer = make()
-    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
-    on_rank_1(model)
+    refused("rank 1: model: its split ends with KeyError: \"one rank's own\"", lambda: pipeline(model, optimizer))
+    pipe = pipeline(*make(), balance=False)
+    on_rank_1(pipe.module)
     refused("rank 1: batch: the model cannot run it, KeyError: \"one rank's own\"", lambda: pipe.step(**batch_of()))
 
 
 def later_steps():
     """Other keys are refused and the next batch runs; what breaks one rank in the middle of a step is told to all."""
-    model, optimizer = make()
-    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    pipe = pipeline(*make(), balance=False)
+    model = pipe.module
     refused("state: it has no", lambda: pipe.load_state_dict({}))
     pipe.evaluate(**batch_of(), attention_mask=torch.ones(SAMPLES, LENGTH, dtype=torch.long))  # the whole model is still here
     first = pipe.step(**batch_of())
@@ -193,7 +183,7 @@ def later_steps():
     refused("output_router_logits was not in the first batch", lambda: pipe.step(**batch_of(), output_router_logits=True))
     refused("3 samples in 2 micro-batches", lambda: pipe.step(**{name: value[:3] for name, value in batch_of().items()}))
     own = batch_of() if dist.get_rank() == 0 else {name: value[:3] for name, value in batch_of().items()}
-    optimizer.zero_grad()
+    pipe.optimizer.zero_grad()
     assert torch.equal(pipe.step(**batch_of()), first)
     on_rank_1(model)
     wanted = KeyError if dist.get_rank() == 1 and pipe.plan.owners[-1] == 1 else dynmo.BadInputError
@@ -206,18 +196,17 @@ def later_steps():
     with contextlib.suppress(dynmo.BadInputError):
         pipe.step(**batch_of())
         raise AssertionError("the connections have ended")
-    pipe = dt.Pipeline(*make(), micro_batches=2, balance=False, timeout_s=60)
+    pipe = pipeline(*make(), balance=False)
     pipe.step(**batch_of())
     refused("3 samples in 2" if dist.get_rank() == 1 else "rank 1 has another batch", lambda: pipe.step(**own))
 
 
 def flags():
     """Losses that change between steps, which ranks with other layers cannot know."""
-    model, optimizer = make("mixtral")
-    pipe = dt.Pipeline(model, optimizer, micro_batches=2, balance=False, timeout_s=60)
+    pipe = pipeline(*make("mixtral"), balance=False)
     pipe.step(**batch_of(), output_router_logits=False)
     refused("output_router_logits is on, in the first batch, with which the split was checked, off", lambda: pipe.step(**batch_of(), output_router_logits=True))
-    model.config.output_router_logits = True
+    pipe.module.config.output_router_logits = True
     pipe.step(**batch_of(), output_router_logits=False)
     refused("config.output_router_logits has been switched on since", lambda: pipe.step(**batch_of()))
 
@@ -225,15 +214,11 @@ def flags():
 def models():
     """Blocks that are left out at random."""
     for family, key in (("opt", "layerdrop"), ("bart", "decoder_layerdrop")):
-        refused(f"{key} is 0.3, which leaves out blocks", lambda family=family, key=key: dt.Pipeline(*make(family, **{key: 0.3}), micro_batches=2, timeout_s=60))
+        refused(f"{key} is 0.3, which leaves out blocks", lambda family=family, key=key: pipeline(*make(family, **{key: 0.3})))
 
 
-def main():
-    dist.init_process_group("gloo")
-    {"batches": batches, "failures": lambda: (failures_of_one_rank(), models(), flags(), later_steps())}[os.environ["PART"]]()
-    dist.destroy_process_group()
+PARTS = {"batches": [batches], "failures": [failures_of_one_rank, models, flags, later_steps]}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(lambda name: [part() for part in PARTS[name]])

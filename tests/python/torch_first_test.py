@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first batch runs as in the loop, or every rank refuses it in one line; so does every rank where one alone fails."""
-import os
 import unittest
-from unittest import mock
 
 from torch_support import RankCase
 
 
 class First(RankCase):
     def run_part(self, part):
-        with mock.patch.dict(os.environ, {"PART": part}):
-            self.run_ranks(2, "torch_first_rank.py", timeout=200)
+        self.run_ranks(2, "torch_first_rank.py", part, timeout=200)
 
     def test_batches_of_the_first_step(self):
         self.run_part("batches")

@@ -2,24 +2,17 @@
 """torch_live_rank.py FOLDER: half of a model freezes, and the controller moves layers while it trains."""
 import json
 import os
-import sys
 
 import torch
-import torch.distributed as dist
 
-import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import live
+from plans import plan_of
+from torch_ranks import make_pipe, run_rank
 
 CASE = {
     "family": "llama", "micro_batches": 4, "samples": 2, "clip": 1.0, "steps": 24, "freeze": True,
     "config": {"num_hidden_layers": 10, "hidden_size": 64, "intermediate_size": 128},
-}
-
-
-HALF = {
-    "format": "dynmo-plan-1", "ranks": 2, "schedule": "1f1b",
-    "stages": [{"stage": rank, "rank": rank, "first_layer": 6 * rank, "layers": 6} for rank in range(2)],
 }
 
 
@@ -45,36 +38,27 @@ def even_clock():
     live.Balancer.own_part = own_part
 
 
-def main():
-    folder = sys.argv[1]
-    dist.init_process_group("gloo")
-    model = torch_cases.make_model(CASE)
-    optimizer = torch_cases.make_optimizer(CASE, model.parameters())
-    scheduler = torch_cases.make_scheduler(optimizer)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=CASE["micro_batches"], steps=CASE["steps"], plan=HALF, run=folder,
-                       metrics=("tensorboard", "prometheus"))
+def main(folder):
+    even_clock()
+    pipe = make_pipe(CASE, steps=CASE["steps"], plan=plan_of([6, 6]), run=folder, metrics=("tensorboard", "prometheus"))
+    scheduler = torch_cases.make_scheduler(pipe.optimizer)
     losses, moves, frozen_backwards = [], [], 0
     for step in range(CASE["steps"]):
         if step == torch_cases.FREEZE_AT:
-            freeze(model)
+            freeze(pipe.module)
         total = pipe.step(**torch_cases.batch_of(CASE, step)).item()
         losses += [pipe.clip_grad_norm_(CASE["clip"]).item(), total]
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        torch_cases.update(pipe.optimizer, scheduler)
         if step >= torch_cases.FREEZE_AT:
             frozen_backwards += sum(pipe.marks.backwards[:7])
         if move := pipe.balance():
             moves.append((step, str(move), pipe.plan.cut))
     profile = pipe.profile()
     pipe.close()
-    torch.save(torch_cases.result_of(model, optimizer, losses), os.path.join(folder, f"rank-{pipe.rank}-0.pt"))
+    torch.save(torch_cases.result_of(pipe.module, pipe.optimizer, losses), os.path.join(folder, f"rank-{pipe.rank}-0.pt"))
     with open(os.path.join(folder, f"moves-{pipe.rank}.json"), "w", encoding="utf-8") as file:
         json.dump({"moves": moves, "frozen_backwards": frozen_backwards, "profile": profile, "layers": pipe.layers}, file)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    even_clock()
-    main()
+    run_rank(main)

@@ -2,28 +2,19 @@
 """torch_log_rank.py FOLDER PORT: one rank of a pipeline with a log, metrics and, where PORT is not 0, an endpoint."""
 import json
 import pathlib
-import sys
 import urllib.request
 
-import torch
-import torch.distributed as dist
-
-import dynmo
-import dynmo.torch as dt
 import torch_cases
+from torch_ranks import make_pipe, refused, run_rank
 
 CASE = {"family": "llama", "micro_batches": 2, "steps": 4}
 PEAK = 1e9
 
 
-def main():
-    folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-    dist.init_process_group("gloo")
-    model = torch_cases.make_model(CASE)
-    optimizer = torch_cases.make_optimizer(CASE, model.parameters())
+def main(folder, port):
+    folder, port = pathlib.Path(folder), int(port)
     more = {"metrics": ("prometheus",), "metrics_port": port, "peak_flops": PEAK, "run": folder / "run"} if port else {}
-    pipe = dt.Pipeline(model, optimizer, micro_batches=CASE["micro_batches"], accumulation=2, steps=CASE["steps"], log=folder / "log",
-                       log_level="debug", **more)
+    pipe = make_pipe(CASE, accumulation=2, steps=CASE["steps"], log=folder / "log", log_level="debug", **more)
     tokens = 0
     for step in range(CASE["steps"]):
         tokens = 0
@@ -31,8 +22,7 @@ def main():
             batch = torch_cases.batch_of(CASE, number)
             tokens += batch["input_ids"].numel()
             call(**batch)
-        optimizer.step()
-        optimizer.zero_grad()
+        torch_cases.update(pipe.optimizer)
         pipe.balance()
     if port and pipe.rank == 0:
         # The record of the newest step is written by another thread.
@@ -42,14 +32,8 @@ def main():
         (folder / "tokens.json").write_text(json.dumps(tokens))
     pipe.close()
     if port:
-        again = dt.Pipeline(torch_cases.make_model(CASE), micro_batches=CASE["micro_batches"], run=folder / "run")
-        try:
-            again.step(**torch_cases.batch_of(CASE, 0))
-        except dynmo.BadInputError as error:
-            assert "holds an earlier run" in str(error), error
-        else:
-            raise AssertionError("the earlier run was overwritten")
-    dist.destroy_process_group()
+        again = make_pipe(CASE, run=folder / "run")
+        refused("holds an earlier run", lambda: again.step(**torch_cases.batch_of(CASE, 0)))
 
 
 def read(port):
@@ -58,5 +42,4 @@ def read(port):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

@@ -11,10 +11,10 @@ import warnings
 import torch
 
 import dynmo
-import dynmo.torch as dt
 import torch_cases
 import torch_log_rank
 from dynmo.torch import log, selfcheck
+from torch_ranks import make_pipe, train_step
 from torch_support import RankCase, free_port
 
 LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (debug|info|warning|error) rank (\d+): (.*)")
@@ -36,8 +36,7 @@ def lines_of(path):
 
 
 def pipeline(**options):
-    model = torch_cases.make_model(CASE)
-    return dt.Pipeline(model, torch_cases.make_optimizer(CASE, model.parameters()), micro_batches=2, **options)
+    return make_pipe(CASE, **options)
 
 
 def products(length):
@@ -83,10 +82,7 @@ class Log(RankCase):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pipe = pipeline(log=self.folder, log_level="debug")
-            for step in range(2):
-                pipe.step(**torch_cases.batch_of(CASE, step))
-                pipe.optimizer.step()
-                pipe.optimizer.zero_grad()
+            self.train(pipe)
             pipe.close()
         told = [str(each.message) for each in caught if "the log" in str(each.message)]
         self.assertEqual(told, [f"cannot write the log '{self.folder}/rank-0.log': No space left on device; training goes on"])
@@ -120,9 +116,7 @@ class Log(RankCase):
 
     def train(self, pipe, steps=2):
         for step in range(steps):
-            pipe.step(**torch_cases.batch_of(CASE, step))
-            pipe.optimizer.step()
-            pipe.optimizer.zero_grad()
+            train_step(pipe, torch_cases.batch_of(CASE, step))
 
     def test_files_that_cannot_be_written_at_the_end_are_told(self):
         run = self.folder / "run"

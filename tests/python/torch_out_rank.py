@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch_out_rank.py FOLDER TASK FIRST LAST: trains steps FIRST to LAST, after a load where FIRST is not 0; then saves."""
-import os
 import random
-import sys
 
 import torch
 import torch.distributed as dist
 
-import dynmo
 import dynmo.torch as dt
 import torch_cases
 from torch_rank import random_plan
+from torch_ranks import make_pipe, refused, run_rank
 
 CASES = {
     "llama": {"family": "llama", "micro_batches": 4, "clip": 1.0},
@@ -19,7 +17,7 @@ CASES = {
 }
 
 
-def own_layers(pipe_folder):
+def own_layers():
     """A list of modules of one's own, pipelined, against the same list in one process."""
     torch.manual_seed(3)
     make = lambda: [("in", torch.nn.Linear(6, 8)), *[(f"middle.{i}", torch.nn.Linear(8, 8)) for i in range(3)], ("out", torch.nn.Linear(8, 2))]  # noqa: E731
@@ -42,8 +40,7 @@ def own_layers(pipe_folder):
             (torch.nn.functional.mse_loss(whole(given[i : i + 2]), target[i : i + 2]) / 2).backward()
         assert torch.equal(pipe.step(given, target), total.detach())
         for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+            torch_cases.update(optimizer)
     for mine, theirs in zip(modules.parameters(), whole.parameters()):
         assert mine.device.type == "meta" or torch.equal(mine, theirs)
 
@@ -61,27 +58,22 @@ def check_differences(rank):
     """What ranks are given otherwise in a step is named, on every rank."""
     case = CASES["llama"]
     for text in ("batch", "requires_grad flags", "clip"):
-        model = torch_cases.make_model(case)
-        optimizer = torch_cases.make_optimizer(case, model.parameters())
-        pipe = dt.Pipeline(model, optimizer, micro_batches=4)
+        pipe = make_pipe(case)
         if text == "requires_grad flags" and rank == 1:
-            model.lm_head.weight.requires_grad_(False)
-        try:
-            pipe.step(**torch_cases.batch_of(case, rank if text == "batch" else 0))
-            assert text == "clip"
-            torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1e-3)
-            optimizer.step()
-            raise AssertionError(text)
-        except dynmo.BadInputError as error:
-            assert ("pipe.clip_grad_norm_()" if text == "clip" else f"rank 1 has another {text}") in str(error), error
+            pipe.module.lm_head.weight.requires_grad_(False)
+        batch = torch_cases.batch_of(case, rank if text == "batch" else 0)
+        if text == "clip":
+            pipe.step(**batch)
+            torch.nn.utils.clip_grad_norm_([p for p in pipe.module.parameters() if p.grad is not None], 1e-3)
+            refused("pipe.clip_grad_norm_()", pipe.optimizer.step)
+        else:
+            refused(f"rank 1 has another {text}", lambda pipe=pipe, batch=batch: pipe.step(**batch))
 
 
 def run(folder, name, first, last):
     case = CASES[name]
-    model = torch_cases.make_model(case)
-    optimizer = torch_cases.make_optimizer(case, model.parameters())
-    scheduler = torch_cases.make_scheduler(optimizer)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=4)
+    pipe = make_pipe(case)
+    scheduler = torch_cases.make_scheduler(pipe.optimizer)
     rng = random.Random(pipe.ranks)
     if first:
         pipe.load(f"{folder}/{name}-checkpoint")
@@ -94,9 +86,7 @@ def run(folder, name, first, last):
         losses.append(pipe.step(**torch_cases.batch_of(case, step)).item())
         if "clip" in case:
             losses.append(pipe.clip_grad_norm_(case["clip"]).item())
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        torch_cases.update(pipe.optimizer, scheduler)
     losses.append(check_evaluate(pipe, case).item())
     if not first:
         pipe.save(f"{folder}/{name}-checkpoint")
@@ -106,19 +96,13 @@ def run(folder, name, first, last):
     torch.save(losses, f"{folder}/{name}-losses-{pipe.ranks}-{last}-{pipe.rank}.pt")
 
 
-def main():
-    folder, task, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
+def main(folder, task, first, last):
     for name in CASES:
-        run(folder, name, first, last)
+        run(folder, name, int(first), int(last))
     if task == "more":
-        own_layers(folder)
+        own_layers()
         check_differences(dist.get_rank())
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

@@ -5,14 +5,15 @@ import tempfile
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.pipelining import PipelineStage
 
 import dynmo
 import dynmo.torch as dt
+from plans import plan_of
+from torch_adviser_rank import torch_schedule
+from torch_ranks import run_rank
 
 WIDTH, SAMPLES, MICRO_BATCHES = 16, 16, 8  # a power of two, so that dividing losses or gradients by it rounds nothing
-KINDS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
 
 
 def make_layers():
@@ -23,13 +24,13 @@ def make_layers():
     ]
 
 
-def plan_of(kind, counts):
-    """Stage s on rank s modulo ranks, as torch places them."""
-    ranks = dist.get_world_size()
-    stages = [
-        {"stage": index, "rank": index % ranks, "first_layer": sum(counts[:index]), "layers": count} for index, count in enumerate(counts)
-    ]
-    return {"format": "dynmo-plan-1", "ranks": ranks, "schedule": kind, "stages": stages}
+def gradients_of(layers):
+    """By layer, of this rank's own."""
+    return {
+        name: [parameter.grad for parameter in module.parameters()]
+        for name, module in layers
+        if next(module.parameters()).grad is not None
+    }
 
 
 def by_torch(kind, counts, given, target, csv):
@@ -40,42 +41,22 @@ def by_torch(kind, counts, given, target, csv):
         first = sum(counts[:index])
         part = torch.nn.Sequential(*[module for _, module in layers[first : first + counts[index]]])
         stages.append(PipelineStage(part, index, len(counts), torch.device("cpu")))
-    loss_fn = torch.nn.functional.mse_loss
-    if csv is not None:
-        schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES, loss_fn=loss_fn)
-        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-            file.write(csv)
-            file.flush()
-            schedule._load_csv(file.name, format="compute_only")
-    elif kind == "interleaved":
-        schedule = ScheduleInterleaved1F1B(stages, MICRO_BATCHES, loss_fn=loss_fn)
-    else:
-        schedule = KINDS[kind](stages[0], MICRO_BATCHES, loss_fn=loss_fn)
+    schedule = torch_schedule({"interleaved": "Interleaved1F1B"}.get(kind, kind), stages, MICRO_BATCHES, torch.nn.functional.mse_loss, csv)
     losses = []
     last = rank == (len(counts) - 1) % ranks
     arguments = (given,) if rank == 0 else ()
     schedule.step(*arguments, **({"target": target, "losses": losses} if last else {}))
-    gradients = {
-        name: [parameter.grad for parameter in module.parameters()]
-        for name, module in layers
-        if next(module.parameters()).grad is not None
-    }
-    return gradients, [loss.detach() for loss in losses]
+    return gradients_of(layers), [loss.detach() for loss in losses]
 
 
 def by_dynmo(kind, counts, given, target):
     layers = make_layers()
     pipe = dt.Pipeline(
         layers=layers, loss_fn=torch.nn.functional.mse_loss, hidden=torch.empty_like, micro_batches=MICRO_BATCHES,
-        plan=plan_of(kind, counts), balance=False,
+        plan=plan_of(counts, kind, dist.get_world_size()), balance=False,
     )
     pipe.step(given, target)
-    gradients = {
-        name: [parameter.grad for parameter in module.parameters()]
-        for name, module in layers
-        if next(module.parameters()).grad is not None
-    }
-    return gradients, pipe.losses
+    return gradients_of(layers), pipe.losses
 
 
 def compare(kind, counts, csv=None):
@@ -93,7 +74,6 @@ def compare(kind, counts, csv=None):
 
 
 def main():
-    dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     uneven, loops = ([6, 3], [3, 1, 4, 1]) if ranks == 2 else ([5, 1, 3], [2, 1, 3, 1, 1, 1])
     for kind in ("gpipe", "1f1b"):
@@ -106,10 +86,11 @@ def main():
     planned = dynmo.plan(costs, ranks=ranks, micro_batches=MICRO_BATCHES, balancer="optimal", schedule="1f1b")
     counts = [stage["layers"] for stage in planned.document["stages"]]
     assert max(counts) > min(counts), counts
-    compare("1f1b", counts, planned.emit("csv").files["schedule.csv"])
-    dist.destroy_process_group()
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write(planned.emit("csv").files["schedule.csv"])
+        file.flush()
+        compare("1f1b", counts, file.name)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

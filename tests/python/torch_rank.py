@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch_rank.py FOLDER: one rank that trains cases.pt with dynmo.torch, moving layers every third step."""
+import itertools
 import os
 import random
-import sys
 
 import torch
-import torch.distributed as dist
 
 import dynmo
 import dynmo.torch as dt
 import torch_cases
+from plans import plan_of
 from torch_live_rank import even_clock
+from torch_ranks import make_pipe, run_rank
 
 
 def random_plan(rng, layers, ranks, micro_batches, kinds=("1f1b", "gpipe", "interleaved")):
@@ -22,13 +23,8 @@ def random_plan(rng, layers, ranks, micro_batches, kinds=("1f1b", "gpipe", "inte
     twice = 2 * len(used) <= layers and (kind == "zb-v" or kind == "interleaved" and len(used) > 1 and micro_batches % len(used) == 0)
     kind = kinds[0] if kind in ("interleaved", "zb-v") and not twice else kind
     owners = used + used[::-1] if kind == "zb-v" else used * 2 if kind == "interleaved" else used
-    cuts = sorted(rng.sample(range(1, layers), len(owners) - 1))
-    firsts = [0, *cuts]
-    stages = [
-        {"stage": index, "rank": rank, "first_layer": first, "layers": after - first}
-        for index, (rank, first, after) in enumerate(zip(owners, firsts, [*cuts, layers]))
-    ]
-    return {"format": "dynmo-plan-1", "ranks": ranks, "schedule": kind, "stages": stages}
+    ends = [0, *sorted(rng.sample(range(1, layers), len(owners) - 1)), layers]
+    return plan_of([after - first for first, after in itertools.pairwise(ends)], kind, ranks, owners)
 
 
 def searched_plan(rng, layers, ranks, micro_batches):
@@ -44,13 +40,11 @@ def searched_plan(rng, layers, ranks, micro_batches):
 def reload(case, pipe):
     """Saves, and loads into another number of replicas."""
     pipe.save(case["reload"]["folder"])
-    model = torch_cases.make_model({**case, "seed": 99})
-    optimizer = torch_cases.make_optimizer(case, model.parameters())
-    other = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], replicas=case["reload"]["replicas"], balance=False)
+    other = make_pipe({**case, "seed": 99}, replicas=case["reload"]["replicas"], balance=False)
     drop_others(other, case)
     other.load(case["reload"]["folder"])
     assert other.steps == case["steps"]
-    return model, optimizer
+    return other
 
 
 def drop_others(pipe, case):
@@ -60,8 +54,7 @@ def drop_others(pipe, case):
 
 
 def train(case, after_step=lambda pipe, step: None):
-    model = torch_cases.make_model(case)
-    optimizer = torch_cases.make_optimizer(case, model.parameters())
+    model, optimizer = torch_cases.make(case)
     scheduler = torch_cases.make_scheduler(optimizer)
     objects = dict(model.named_parameters())
     rng = random.Random(case.get("seed", 0))
@@ -83,9 +76,7 @@ def train(case, after_step=lambda pipe, step: None):
             total = pipe.step(**batch) if case.get("accumulation", 1) == 1 else total + pipe.step(**batch)
         if case.get("clip"):
             losses.append(pipe.clip_grad_norm_(case["clip"]).item())
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        torch_cases.update(optimizer, scheduler)
         losses.append(total.item())
         cuts.append(pipe.plan.cut)
         after_step(pipe, step)
@@ -93,14 +84,11 @@ def train(case, after_step=lambda pipe, step: None):
     for name, parameter in model.named_parameters():
         assert name not in objects or parameter is objects[name], name
     if case.get("reload"):
-        model, optimizer = reload(case, pipe)
-    return {**torch_cases.result_of(model, optimizer, losses), "cuts": cuts}
+        pipe = reload(case, pipe)
+    return {**torch_cases.result_of(pipe.module, pipe.optimizer, losses), "cuts": cuts}
 
 
-def main():
-    folder = sys.argv[1]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
+def main(folder):
     rank = int(os.environ.get("RANK", "0"))
     if "STRICT_DEVICE" in os.environ:
         import strict_torch
@@ -111,10 +99,7 @@ def main():
         even_clock()
     for index, case in enumerate(cases):
         torch.save(train(case), os.path.join(folder, f"rank-{rank}-{index}.pt"))
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

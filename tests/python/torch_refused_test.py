@@ -13,6 +13,7 @@ import dynmo
 import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import checks
+from plans import plan_of
 from support import Case
 
 LLAMA = {"family": "llama", "micro_batches": 2}
@@ -167,7 +168,7 @@ class Refused(Case):
             for value in values:
                 self.refuse(f"{name}={value!r}, wanted a whole number", llama(), **{name: value})
         self.refuse("schedule: dapple, wanted gpipe, 1f1b, interleaved, zb-h1", llama(), schedule="dapple")
-        document = {"format": "dynmo-plan-1", "ranks": 1, "schedule": "1f1b", "stages": [{"stage": 0, "rank": 0, "first_layer": 0, "layers": 5}]}
+        document = plan_of([5])
         self.refuse("cover 5 layers", llama(), plan=document)
         self.refuse("for 2 ranks, here are 1", llama(), plan={**document, "ranks": 2})
         self.refuse("schedule adaptive without order", llama(), plan={**document, "schedule": "adaptive"})

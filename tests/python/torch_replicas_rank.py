@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import sys
 import types
 
 import torch
@@ -14,11 +13,13 @@ from transformers import AutoModelForCausalLM
 import dynmo
 import dynmo.torch as dt
 import torch_cases
+import torch_ranks
 from dynmo.torch import live, ranks, reduction
 from dynmo.torch.decoder import Decoder
 from dynmo.torch.step import seed_for
 from torch_live_rank import even_clock
 from torch_rank import train
+from torch_ranks import make_pipe, run_rank, train_step
 
 CASE = {"family": "llama", "micro_batches": 2}
 sent = {}  # bytes by tag of sums over replicas, of one step
@@ -70,18 +71,11 @@ def check_bytes(trained):
 
 
 def make(case=CASE, **options):
-    model = torch_cases.make_model(case)
-    optimizer = torch_cases.make_optimizer(case, model.parameters())
-    return dt.Pipeline(model, optimizer, **{"micro_batches": 2, "timeout_s": 60, "balance": False, "replicas": 2, **options})
+    return make_pipe(case, **{"timeout_s": 60, "balance": False, "replicas": 2, **options})
 
 
 def refused(line, call):
-    """In this line, on this rank."""
-    try:
-        call()
-        raise AssertionError(f"not refused: {line}")
-    except dynmo.BadInputError as error:
-        assert str(error).startswith(line) and "wanted" in str(error) and "\n" not in str(error), (line, str(error))
+    assert "wanted" in torch_ranks.refused(line, call, str.startswith), line
 
 
 def settings(rank):
@@ -126,9 +120,7 @@ def records(folder):
     """The files of a run, of all ranks."""
     pipe = make(run=f"{folder}/run", balance=True, steps=2)
     for step in range(2):
-        pipe.step(**torch_cases.batches_of({**CASE, "replicas": 2}, step)[pipe.replica])
-        pipe.optimizer.step()
-        pipe.optimizer.zero_grad()
+        train_step(pipe, torch_cases.batches_of({**CASE, "replicas": 2}, step)[pipe.replica])
     pipe.close()
 
 
@@ -140,9 +132,7 @@ def dropout(folder):
     pipe, whole, optimizer = make(case, seed=5), Decoder(twin).whole, torch_cases.make_optimizer(case, twin.parameters())
     for step in range(2):
         batches = torch_cases.batches_of(case, step)
-        loss = pipe.step(**batches[pipe.replica])
-        pipe.optimizer.step()
-        pipe.optimizer.zero_grad()
+        loss = train_step(pipe, batches[pipe.replica])
         total, buffers = torch.zeros(()), []
         for replica, batch in enumerate(batches):
             part_of_total = torch.zeros(())
@@ -156,8 +146,7 @@ def dropout(folder):
             twin.zero_grad()
         for parameter, (first, second) in zip(twin.parameters(), zip(*buffers)):
             parameter.grad = first + second
-        optimizer.step()
-        optimizer.zero_grad()
+        torch_cases.update(optimizer)
         assert loss.item() == total.item(), (step, loss, total)
     pipe.save_pretrained(f"{folder}/saved")
     saved = dict(AutoModelForCausalLM.from_pretrained(f"{folder}/saved").named_parameters())
@@ -184,9 +173,7 @@ def failure(rank):
         assert "one rank's own" in str(error) and isinstance(error, KeyError) == (rank == 2), error
 
 
-def main():
-    folder = sys.argv[1]
-    dist.init_process_group("gloo")
+def main(folder):
     rank = dist.get_rank()
     count_sums()
     skewed_clock()
@@ -201,9 +188,7 @@ def main():
         dropout(folder)
         for part in (settings, first_steps, mesh, failure):
             part(rank)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    run_rank(main)

@@ -18,6 +18,7 @@ from dynmo.torch.exchange import Told
 from dynmo.torch.live import Balancer
 from dynmo.torch.program import read_plan
 from dynmo.torch.record import Outputs, Record, Recovery
+from plans import plan_of
 from torch_support import RankCase
 
 LAYERS, RANKS, STEPS = 8, 2, 24
@@ -28,11 +29,6 @@ SETTINGS = (
     "batch.micro_batches=4", "batch.micro_batch_size=2", "train.validation_every=0", "optimizer.warmup_steps=3", "pipeline.pin=false",
     "pipeline.cut=[7,1]",
 )
-
-
-def plan_of(cut, generation=0):
-    stages = [{"stage": rank, "rank": rank, "first_layer": sum(cut[:rank]), "layers": count} for rank, count in enumerate(cut)]
-    return {"format": "dynmo-plan-1", "ranks": len(cut), "generation": generation, "schedule": "1f1b", "stages": stages}
 
 
 def records_of(run, rank):

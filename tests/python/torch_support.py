@@ -44,6 +44,12 @@ class RankCase(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
+    def start(self, *arguments):
+        """The processes of start_ranks(), which end with the test."""
+        processes = start_ranks(*arguments)
+        self.addCleanup(lambda: [process.kill() for process in processes if process.poll() is None])
+        return processes
+
     def run_ranks(self, ranks, script, *words, torchrun=False, timeout=400):
         """Runs to the end; all must succeed."""
         if torchrun:
@@ -54,8 +60,7 @@ class RankCase(unittest.TestCase):
             )
             self.assertEqual(done.returncode, 0, (done.stdout + done.stderr)[-3000:])
             return
-        processes = start_ranks(ranks, script, *words)
-        self.addCleanup(lambda: [process.kill() for process in processes if process.poll() is None])
+        processes = self.start(ranks, script, *words)
         said = [process.communicate(timeout=timeout)[0] for process in processes]
         self.assertEqual([process.returncode for process in processes], [0] * ranks, "\n".join(text[-1500:] for text in said))
 

@@ -20,6 +20,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 import dynmo
 import dynmo.torch as dt
 import torch_cases
+from torch_ranks import kill_here, kill_in, make_pipe
 from torch_support import free_port
 from dynmo.torch import move, ranks, snapshots, state, step
 
@@ -33,24 +34,6 @@ PLACES = {
     "restore": (snapshots.Snapshots, "restore"),
     "new group": (ranks.Ranks, "reform"),
 }
-
-
-def kill_here(how=signal.SIGKILL):
-    print(f"killed {time.monotonic()}", flush=True)
-    os.kill(os.getpid(), how)
-
-
-def kill_in(place, now, step):
-    """Ends this process in its first call at `place` from a step on."""
-    owner, name = PLACES[place]
-    real = getattr(owner, name)
-
-    def call(*arguments, **named):
-        if now[0] >= step:
-            kill_here()
-        return real(*arguments, **named)
-
-    setattr(owner, name, call)
 
 
 def kill_with(folder, other):
@@ -81,19 +64,18 @@ def call_newcomer(folder, number, lines):
 def train(case, folder, rank, joins=False):
     """The user's loop, in which nothing of a loss is seen."""
     (folder / f"pid-{rank}").write_text(str(os.getpid()), encoding="utf-8")
-    model = torch_cases.make_model(case)
-    optimizer = torch_cases.make_optimizer(case, model.parameters())
+    options = {name: case[name] for name in ("schedule", "replicas", "run", "metrics", "steps") if name in case}
+    pipe = make_pipe(case, balance="run" in case, joins=joins, **options)
+    model, optimizer = pipe.module, pipe.optimizer
     scheduler = torch_cases.make_scheduler(optimizer)
-    pipe = dt.Pipeline(model, optimizer, micro_batches=case["micro_batches"], schedule=case.get("schedule", "1f1b"), balance="run" in case,
-                       replicas=case.get("replicas", 1), run=case.get("run"), metrics=case.get("metrics", ()), steps=case["steps"],
-                       joins=joins)
     survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note,
                            endpoint=folder / "endpoint.json" if "joins" in case else None)
     now = [-1]
     kills = [tuple(kill) for kill in case["kills"]]
     for victim, number, place in kills:
         if victim == rank and place in PLACES:
-            kill_in("own snapshot" if place == "snapshot" and pipe.replicas > 1 else place, now, number)
+            place = "own snapshot" if place == "snapshot" and pipe.replicas > 1 else place
+            kill_in(*PLACES[place], lambda number=number: now[0] >= number)
 
     def train_step(number):
         now[0] = number
@@ -110,9 +92,7 @@ def train(case, folder, rank, joins=False):
         losses = [pipe.step(**torch_cases.batches_of(case, number)[pipe.replica]).item()]
         if case.get("clip"):
             losses.insert(0, pipe.clip_grad_norm_(case["clip"]).item())
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        torch_cases.update(optimizer, scheduler)
         if number == case.get("save_at"):
             pipe.save(folder / "checkpoint")
         return losses

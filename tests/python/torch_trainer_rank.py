@@ -13,8 +13,9 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 
-import dynmo
 import dynmo.torch as dt
+from plans import plan_of
+from torch_ranks import refused
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "torch" / "trainer.py"
 STEPS, RESUMED = 10, 8
@@ -50,8 +51,7 @@ class Moves(TrainerCallback):
 
     def on_step_end(self, args, state, control, **others):
         if state.global_step == 3 and self.trainer.pipe.ranks > 1:
-            stages = [{"stage": 0, "rank": 1, "first_layer": 0, "layers": 2}, {"stage": 1, "rank": 0, "first_layer": 2, "layers": 4}]
-            assert self.trainer.pipe.move_to({"format": "dynmo-plan-1", "ranks": 2, "schedule": "1f1b", "stages": stages}).done
+            assert self.trainer.pipe.move_to(plan_of([2, 4], owners=[1, 0])).done
 
 
 def make_trainer(kind, out, more={}, **changed):
@@ -73,16 +73,6 @@ def result_of(trainer):
     named = {name: parameter for name, parameter in trainer.model.named_parameters() if parameter.device.type != "meta"}
     state = {name: dict(trainer.optimizer.state[parameter]) for name, parameter in named.items()}
     return {"losses": logs, "weights": {name: parameter.detach() for name, parameter in named.items()}, "state": state}
-
-
-def refused(line, call):
-    """In this line, on this rank."""
-    try:
-        call()
-    except dynmo.BadInputError as error:
-        assert line in str(error) and "\n" not in str(error), (line, str(error))
-    else:
-        raise AssertionError(f"not refused: {line}")
 
 
 def refusals(folder, trainer, rank):

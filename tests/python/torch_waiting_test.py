@@ -6,31 +6,10 @@ import torch
 from torch import nn
 
 from dynmo.torch import clocks, live, marks, program, sequence, step
+from torch_adviser_rank import Clock, Tick
 
 FORWARD_S, BACKWARD_S, WAIT_S, AGREE_S = 1.0, 2.0, 50.0, 300.0
 MICRO_BATCHES = 4
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class Takes(torch.autograd.Function):
-    """Passes a tensor on; the clock goes on in both directions."""
-
-    @staticmethod
-    def forward(context, given, clock):
-        context.clock = clock
-        clock.now += FORWARD_S
-        return given.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        context.clock.now += BACKWARD_S
-        return gradient, None
 
 
 class Timed(nn.Module):
@@ -39,7 +18,7 @@ class Timed(nn.Module):
         self.clock, self.weight = clock, nn.Parameter(torch.ones(2))
 
     def forward(self, given):
-        return Takes.apply(given * self.weight, self.clock)
+        return Tick.apply(given * self.weight, self.clock, FORWARD_S, BACKWARD_S)
 
 
 class Late:

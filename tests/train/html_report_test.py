@@ -8,6 +8,7 @@ import subprocess
 import unittest
 
 from browser import VEGA
+from plans import plan_of
 from program import DYNMO
 from run_case import TINY, RunCase, settings
 
@@ -45,20 +46,12 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def plan_of(counts, generation):
-    stages, first = [], 0
-    for rank, count in enumerate(counts):
-        stages.append({"stage": rank, "rank": rank, "first_layer": first, "layers": count})
-        first += count
-    return {"format": "dynmo-plan-1", "schedule": "1f1b", "ranks": len(counts), "generation": generation, "stages": stages}
-
-
 def moves(micro_batches, first, *planned):
     """Events of a run: (step, gain, cut, whether layers moved) of each decision that was taken."""
-    plan = plan_of(first, 0)
+    plan = plan_of(first)
     events = [{"event": "start", "step": 0, "plan": plan, "micro_batches": micro_batches}]
     for generation, (step, gain_s, cut, moved) in enumerate(planned, 1):
-        plan = plan_of(cut, generation)
+        plan = plan_of(cut, generation=generation)
         events.append({"event": "decision", "step": step, "taken": True, "gain_s": gain_s, "plan": plan})
         if moved:
             events.append({"event": "move", "step": step, "plan": plan})
@@ -121,8 +114,8 @@ def survivor_run(run):
     write_lines(run / "records/rank-0.jsonl", (
         record(step, sources={"early_exit": {"left": left, "tokens": 64}} if left else {}) for step, left in enumerate([*EXITS_LEFT, None])))
     write_lines(run / "events.jsonl", [
-        {"event": "start", "step": 0, "ranks": 5, "plan": plan_of([1, 1], 0)},
-        {"event": "move", "step": 1, "layers": 3, "plan": plan_of([1, 1], 1)},
+        {"event": "start", "step": 0, "ranks": 5, "plan": plan_of([1, 1])},
+        {"event": "move", "step": 1, "layers": 3, "plan": plan_of([1, 1], generation=1)},
         {"event": "loss", "step": 2, "lost": [3, 4], "why": "rank 3 was lost"},
         {"event": "loss", "step": 3, "lost": [2], "why": "rank 2 was lost"}])
     return run
@@ -218,7 +211,7 @@ class HtmlReport(RunCase):
     def test_the_programs_that_wrote_a_run_are_named_in_their_order(self):
         run = self.folder / "resumed"
         write_lines(run / "records/rank-0.jsonl", (record(step) for step in range(4)))
-        start = {"event": "start", "plan": plan_of([2], 0), "micro_batches": 4}
+        start = {"event": "start", "plan": plan_of([2]), "micro_batches": 4}
         write_lines(run / "events.jsonl", [{**start, "step": 0, "program": "dynmo 0.1.0 (a)"}, {**start, "step": 1, "program": "dynmo 0.1.0 (a)"},
                                            {**start, "step": 2, "program": "dynmo 0.1.0 (b)"}, {**start, "step": 3}])
         self.assertEqual(dict(self.document(str(run))[0]["runs"][0]["head"])["program"], "dynmo 0.1.0 (a), then dynmo 0.1.0 (b)")
