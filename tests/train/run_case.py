@@ -86,8 +86,7 @@ class RunCase(ProgramCase):
     def hunt(self, extra, ranks=2):
         """Kills a rank at a random moment behind each of four checkpoints, and resumes; a run of its own that nobody kills has the same
         digests. What is listed verifies every time. The folder of the hunted run; the other's is `steady`."""
-        undisturbed = self.run_command(self.command("-n", str(ranks), run="steady", extra=extra))
-        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        self.succeed(self.command("-n", str(ranks), run="steady", extra=extra))
         run = self.folder / "hunted"
         seed = 7
         draw = random.Random(seed)
@@ -115,17 +114,21 @@ class RunCase(ProgramCase):
                 killed += 1
                 self.assertEqual(process.returncode, 5, f"seed {seed}: {errors}")
                 self.assertRegex(errors, "rank [0-9] was killed by signal 9", f"seed {seed}")
-            verified = self.run_command([DYNMO, "checkpoint", "verify", str(run)])
-            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+            self.succeed([DYNMO, "checkpoint", "verify", str(run)])
         self.assertGreater(killed, 0, f"seed {seed}")
-        resumed = self.run_command(self.command("-n", str(ranks + 1), "--resume", run="hunted", extra=extra))
-        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.succeed(self.command("-n", str(ranks + 1), "--resume", run="hunted", extra=extra))
         self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "steady")))
         return run
 
     def run_command(self, command, timeout=120, env=None):
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                               env={**os.environ, **(env or {})}, cwd=self.folder)
+
+    def succeed(self, command, **options):
+        """Runs a command whose exit code is 0."""
+        result = self.run_command(command, **options)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
 
 
 class SourceCase(RunCase):
@@ -140,16 +143,39 @@ class SourceCase(RunCase):
         return {record["step"]: record["sources"][self.TABLE] for record in map(json.loads, lines)}
 
     def train(self, run, ranks, *extra, words=()):
-        result = self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result
+        return self.succeed(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
 
     def generate(self, run):
         return self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
 
+    def assert_generates(self, run, again):
+        """Text, which is that of another folder, too."""
+        text = self.generate(run)
+        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+        other = self.generate(again)
+        self.assertEqual((other.returncode, other.stdout), (0, text.stdout), other.stderr)
+
+    def export(self, run, folder="hf"):
+        return [DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / folder)]
+
+    def assert_all_refused(self, *cases):
+        """Each has settings, and words of the line that refuses them."""
+        for extra, *words in cases:
+            refused = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra.split())])
+            self.assert_error(refused, 2, *words)
+
     def assert_same_run(self, run, reference):
         self.assertEqual(losses(self.folder / run), losses(self.folder / reference))
         self.assertEqual(digests(newest_manifest(self.folder / run)), digests(newest_manifest(self.folder / reference)))
+
+    def assert_same_on_any_ranks(self, *extra, alone=("pipeline.recompute=whole",)):
+        """On two ranks, on one with the settings `alone`, and on three after a restart. Returns what two say, and their figures."""
+        shown, found = self.train("two", 2, *extra), self.figures("two")
+        self.train("one", 1, *extra, *alone)
+        self.assert_same_run("one", "two")
+        self.assertEqual(self.figures("one"), found)
+        self.assert_resumes("two", "three", 3, *extra)
+        return shown.stdout + shown.stderr, found
 
     def assert_resumes(self, reference, run, ranks, *extra):
         """Without its last checkpoint, on other ranks, to the same end."""

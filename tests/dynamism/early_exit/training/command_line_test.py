@@ -5,7 +5,7 @@ import math
 import shutil
 
 from program import DYNMO
-from run_case import SourceCase, losses, settings
+from run_case import SourceCase, losses
 
 
 def boundaries(trace):
@@ -30,12 +30,8 @@ class EarlyExit(SourceCase):
                 "early_exit.exit_every=1", "early_exit.warm_up=4", "early_exit.ramp_steps=4", "early_exit.survivors=0.3")
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
-        shown = self.train("two", 2)
-        self.assertIn("left ", shown.stdout + shown.stderr)
-        self.train("one", 1, "pipeline.recompute=whole")
-        self.assert_same_run("one", "two")
-        found = self.figures("two")
-        self.assertEqual(self.figures("one"), found)
+        said, found = self.assert_same_on_any_ranks()
+        self.assertIn("left ", said)
         for step, own in found.items():
             self.assertEqual(sum(own["left"]), 4 * 2 * 16, step)
             self.assertEqual(own["tokens"], 4 * 2 * 16)
@@ -43,7 +39,6 @@ class EarlyExit(SourceCase):
             if step < 4:
                 self.assertEqual(own["survivors"], 1)
         self.assertTrue(any(0 < own["survivors"] < 0.7 for own in found.values()))
-        self.assert_resumes("two", "three", 3)
 
     def test_all_tokens_leave_at_the_first_exit(self):
         self.train("all", 2, "early_exit.threshold=1e-9", *NO_SCHEDULE)
@@ -54,13 +49,11 @@ class EarlyExit(SourceCase):
 
     def test_a_threshold_of_one_is_the_plain_model(self):
         self.train("never", 2, "early_exit.threshold=1", "early_exit.exit_loss=0", "early_exit.warm_up=500", *NO_SCHEDULE)
-        plain = self.run_command(self.command("-n", "2", run="plain", extra=("train.steps=24", "train.validation_every=12")))
-        self.assertEqual(plain.returncode, 0, plain.stderr)
+        self.succeed(self.command("-n", "2", run="plain", extra=("train.steps=24", "train.validation_every=12")))
         self.assertEqual(losses(self.folder / "never"), losses(self.folder / "plain"))
 
     def test_compares(self):
-        result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="compare", extra=self.SETTINGS), timeout=120)
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.succeed(self.command("-n", "2", "--compare", "static,balanced", run="compare", extra=self.SETTINGS))
 
     def test_emulated_ranks_replay_its_messages(self):
         self.train("real", 2, "run.load_trace=1", "balance.enabled=false")
@@ -74,9 +67,8 @@ class EarlyExit(SourceCase):
             self.assertEqual(recorded[step][1], whole, "before the first exit")
             self.assertGreaterEqual(recorded[step][2], 8 + math.floor(stay) * (4 + 32 * 4), step)
         self.assertLess(recorded[23][4], recorded[3][4])
-        emulated = self.run_command(self.command("-n", "2", run="emulated", extra=(
+        self.succeed(self.command("-n", "2", run="emulated", extra=(
             "run.device=emulated", f"emulated.trace={trace}", "train.steps=24", "run.load_trace=1", "balance.enabled=false")))
-        self.assertEqual(emulated.returncode, 0, emulated.stdout + emulated.stderr)
         again = boundaries(self.folder / "emulated" / "load-trace.jsonl")
         for step, layers in again.items():
             self.assertEqual(layers[:-1], [max(4, own // 4 * 4) for own in recorded[step][:-1]], step)
@@ -92,18 +84,14 @@ micro_batches = 4
 [policy]
 compare = ["uniform", "optimal"]
 """)
-        simulated = self.run_command([DYNMO, "simulate", str(scenario)])
-        self.assertEqual(simulated.returncode, 0, simulated.stdout + simulated.stderr)
+        self.succeed([DYNMO, "simulate", str(scenario)])
 
     def test_generates_and_is_not_exported(self):
         for run, extra in (("gap", ()), ("similarity", ("early_exit.confidence=similarity",)),
                            ("classifier", ("early_exit.confidence=classifier", "model.family=gpt2"))):
             self.train(run, 1, *extra)
-            text = self.generate(run)
-            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-            self.assertEqual(self.generate(run).stdout, text.stdout)
-            refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
-            self.assert_error(refused, 2, "early_exit.enabled", "dense model")
+            self.assert_generates(run, run)
+            self.assert_error(self.run_command(self.export(run)), 2, "early_exit.enabled", "dense model")
 
     def test_heads_in_slices(self):
         sliced = ("model.head_slices=2",)
@@ -115,9 +103,7 @@ compare = ["uniform", "optimal"]
         self.train("sliced-whole", 1)
         for step, loss in losses(self.folder / "sliced-whole").items():
             self.assertAlmostEqual(loss, losses(self.folder / "sliced-two")[step], delta=0.05)
-        text = self.generate("sliced-two")
-        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-        self.assertEqual(self.generate("sliced-one").stdout, text.stdout)
+        self.assert_generates("sliced-two", "sliced-one")
         self.assert_resumes("sliced-two", "sliced-three", 3, *sliced)
         # A checkpoint of two slices goes on in one, and the other way round.
         for run, reference, slices in (("joined", "sliced-two", 1), ("cut", "sliced-whole", 2)):
@@ -128,18 +114,17 @@ compare = ["uniform", "optimal"]
             self.assertAlmostEqual(losses(self.folder / run)[23], losses(self.folder / reference)[23], delta=0.05)
 
     def test_what_is_refused(self):
-        for extra, words in ((("early_exit.row_room=0",), ("early_exit.row_room", "above 0")),
-                             (("early_exit.exit_every=0",), ("early_exit.exit_every", "1 to")),
-                             (("early_exit.exit_every=3",), ("early_exit.exit_every is 3", "no token would leave")),
-                             (("early_exit.threshold=1.5",), ("early_exit.threshold", "0 to 1")),
-                             (("early_exit.threshold=-1",), ("early_exit.threshold", "0 to 1")),
-                             (("early_exit.survivors=0",), ("early_exit.survivors",)),
-                             (("early_exit.exited=propagated",), ("early_exit.exited", "removed")),
-                             (("early_exit.exit_spread=0.1",), ("early_exit.exit_spread",)),
-                             (("early_exit.confidence=luck",), ("early_exit.confidence", "gap")),
-                             (("sparse_attention.enabled=true",), ("sparse_attention.enabled", "early_exit.enabled"))):
-            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
-            self.assert_error(result, 2, *words)
+        self.assert_all_refused(
+            ("early_exit.row_room=0", "early_exit.row_room", "above 0"),
+            ("early_exit.exit_every=0", "early_exit.exit_every", "1 to"),
+            ("early_exit.exit_every=3", "early_exit.exit_every is 3", "no token would leave"),
+            ("early_exit.threshold=1.5", "early_exit.threshold", "0 to 1"),
+            ("early_exit.threshold=-1", "early_exit.threshold", "0 to 1"),
+            ("early_exit.survivors=0", "early_exit.survivors"),
+            ("early_exit.exited=propagated", "early_exit.exited", "removed"),
+            ("early_exit.exit_spread=0.1", "early_exit.exit_spread"),
+            ("early_exit.confidence=luck", "early_exit.confidence", "gap"),
+            ("sparse_attention.enabled=true", "sparse_attention.enabled", "early_exit.enabled"))
 
 
 class EarlyExitOfExperts(SourceCase):
@@ -152,35 +137,27 @@ class EarlyExitOfExperts(SourceCase):
         return {record["step"]: record["sources"]["early_exit"] for record in map(json.loads, lines)}
 
     def test_experts_have_the_tokens_that_came_on_any_ranks_and_after_a_restart(self):
-        shown = self.train("two", 2, "moe.router=bias", "moe.bias_rate=0.01")
-        self.assertIn("fullest expert +", shown.stdout + shown.stderr)
-        self.assertIn("left ", shown.stdout + shown.stderr)
-        self.train("one", 1, "moe.router=bias", "moe.bias_rate=0.01", "pipeline.recompute=whole")
-        self.assert_same_run("one", "two")
-        self.assertEqual(self.figures("one"), self.figures("two"))
+        said, found = self.assert_same_on_any_ranks("moe.router=bias", "moe.bias_rate=0.01")
+        self.assertIn("fullest expert +", said)
+        self.assertIn("left ", said)
         exits = self.exits("two")
-        for step, own in self.figures("two").items():
+        for step, own in found.items():
             came = 4 * 2 * 16
             for counts, left in zip(own["counts"], exits[step]["left"]):
                 self.assertEqual(sum(counts), 2 * came, step)
                 came -= left
         self.assertLess(sum(own["counts"][2]), 4 * 2 * 16)
-        self.assert_resumes("two", "three", 3, "moe.router=bias", "moe.bias_rate=0.01")
 
     def test_generates_by_routers_that_do_not_look_ahead(self):
         for router, capacity in (("top_k", 1.25), ("sinkhorn", 1.25), ("balanced", 0.75)):
             self.train(router, 1, f"moe.router={router}", f"moe.capacity_factor={capacity}")
-            text = self.generate(router)
-            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-            self.assertEqual(self.generate(router).stdout, text.stdout)
+            self.assert_generates(router, router)
         self.train("choice", 2, "moe.router=expert_choice")
         self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
-        refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / "top_k"), "--out", str(self.folder / "hf")])
-        self.assert_error(refused, 2, "early_exit.enabled", "dense model")
+        self.assert_error(self.run_command(self.export("top_k")), 2, "early_exit.enabled", "dense model")
 
     def test_a_plan_without_a_run(self):
-        shown = self.run_command(self.command("-n", "2", "--dry-run", run="dry", extra=self.SETTINGS))
-        self.assertEqual(shown.returncode, 0, shown.stdout + shown.stderr)
+        self.succeed(self.command("-n", "2", "--dry-run", run="dry", extra=self.SETTINGS))
 
     def test_all_tokens_leave_at_the_first_exit(self):
         self.train("all", 2, "early_exit.threshold=1e-9", *NO_SCHEDULE)

@@ -3,7 +3,7 @@
 import json
 
 from program import DYNMO
-from run_case import SourceCase, losses, settings
+from run_case import SourceCase, losses
 
 
 def validations(run):
@@ -18,15 +18,10 @@ class MixtureOfDepths(SourceCase):
                 "mixture_of_depths.capacity=0.25")
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
-        shown = self.train("two", 2)
-        self.assertIn("routed 25.0 %, predicted ", shown.stdout + shown.stderr)
-        self.assertIn("mixture_of_depths, last step: ", shown.stdout + shown.stderr)
-        self.assertIn(" as it generates)", shown.stdout + shown.stderr)
-        self.train("one", 1, "pipeline.recompute=whole")
+        said, found = self.assert_same_on_any_ranks()
+        for words in ("routed 25.0 %, predicted ", "mixture_of_depths, last step: ", " as it generates)"):
+            self.assertIn(words, said)
         reference = self.folder / "two"
-        self.assert_same_run("one", "two")
-        found = self.figures("two")
-        self.assertEqual(self.figures("one"), found)
         self.assertEqual(validations(self.folder / "one"), validations(reference))
         self.assertEqual(set(validations(reference)), {6, 12})
         for step, own in found.items():
@@ -39,17 +34,11 @@ class MixtureOfDepths(SourceCase):
         self.assertAlmostEqual(found[0]["predictor_loss"][0], 0.5623, places=3)
         self.assertTrue(0 < found[11]["predictor_loss"][0] < 0.6)
         self.assertNotEqual(found[11]["predictor_loss"], found[0]["predictor_loss"])
-
-        report = self.run_command([DYNMO, "report", str(reference)])
-        self.assertEqual(report.returncode, 0, report.stderr)
-        self.assertIn("mixture_of_depths, last step: ", report.stdout)
-
-        self.assert_resumes("two", "three", 3)
+        self.assertIn("mixture_of_depths, last step: ", self.succeed([DYNMO, "report", str(reference)]).stdout)
 
     def test_compares_cuts(self):
-        result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="compared", extra=self.SETTINGS))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertIn("the same numbers, bit for bit", result.stdout + result.stderr)
+        shown = self.succeed(self.command("-n", "2", "--compare", "static,balanced", run="compared", extra=self.SETTINGS))
+        self.assertIn("the same numbers, bit for bit", shown.stdout + shown.stderr)
 
     def test_killed_at_random_moments(self):
         self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
@@ -59,29 +48,25 @@ class MixtureOfDepths(SourceCase):
     def test_generates_and_is_not_exported(self):
         for run, extra in (("llama", ()), ("gpt2", ("model.family=gpt2",)), ("tied", ("model.tied_embeddings=true",))):
             self.train(run, 2, *extra)
-            text = self.generate(run)
-            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-            refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
-            self.assert_error(refused, 2, "mixture_of_depths.enabled", "dense model")
+            self.assert_generates(run, run)
+            self.assert_error(self.run_command(self.export(run)), 2, "mixture_of_depths.enabled", "dense model")
 
     def test_goes_on_from_weights_of_its_own_alone(self):
         self.train("own", 1)
         self.train("from-own", 2, f"train.init={self.folder / 'own'}")
         self.assertLess(losses(self.folder / "from-own")[0], losses(self.folder / "own")[0])
-        dense = self.run_command(self.command("-n", "1", run="dense", extra=("train.steps=4", "checkpoint.every=4")))
-        self.assertEqual(dense.returncode, 0, dense.stderr)
+        self.succeed(self.command("-n", "1", run="dense", extra=("train.steps=4", "checkpoint.every=4")))
         refused = self.run_command(self.command("-n", "1", run="not", extra=(*self.SETTINGS, f"train.init={self.folder / 'dense'}")))
         self.assert_error(refused, 2, "train.init", "predictor", "mixture_of_depths")
 
     def test_what_is_refused(self):
-        for extra, words in ((("mixture_of_depths.capacity=0",), ("mixture_of_depths.capacity", "above 0 and at most 1")),
-                             (("mixture_of_depths.capacity=1.5",), ("mixture_of_depths.capacity", "above 0 and at most 1")),
-                             (("mixture_of_depths.every=0",), ("mixture_of_depths.every", "1 to")),
-                             (("mixture_of_depths.every=4",), ("mixture_of_depths.every", "3 blocks", "no block would choose tokens")),
-                             (("mixture_of_depths.noise=0.1",), ("mixture_of_depths.noise",)),
-                             (("sparse_attention.enabled=true",), ("sparse_attention.enabled", "mixture_of_depths.enabled", "routed block"))):
-            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
-            self.assert_error(result, 2, *words)
+        self.assert_all_refused(
+            ("mixture_of_depths.capacity=0", "mixture_of_depths.capacity", "above 0 and at most 1"),
+            ("mixture_of_depths.capacity=1.5", "mixture_of_depths.capacity", "above 0 and at most 1"),
+            ("mixture_of_depths.every=0", "mixture_of_depths.every", "1 to"),
+            ("mixture_of_depths.every=4", "mixture_of_depths.every", "3 blocks", "no block would choose tokens"),
+            ("mixture_of_depths.noise=0.1", "mixture_of_depths.noise"),
+            ("sparse_attention.enabled=true", "sparse_attention.enabled", "mixture_of_depths.enabled", "routed block"))
 
 
 class MixtureOfDepthsOfExperts(SourceCase):
@@ -89,19 +74,13 @@ class MixtureOfDepthsOfExperts(SourceCase):
     SETTINGS = (*MixtureOfDepths.SETTINGS, "moe.enabled=true", "moe.experts=4", "moe.router=bias", "moe.bias_rate=0.01")
 
     def test_experts_have_the_chosen_rows_on_any_ranks_and_after_a_restart(self):
-        shown = self.train("two", 2)
-        self.assertIn("fullest expert +", shown.stdout + shown.stderr)
-        self.assertIn("routed 25.0 %, predicted ", shown.stdout + shown.stderr)
-        self.train("one", 1, "pipeline.recompute=whole")
-        self.assert_same_run("one", "two")
-        self.assertEqual(self.figures("one"), self.figures("two"))
-        for step, own in self.figures("two").items():
+        said, found = self.assert_same_on_any_ranks()
+        self.assertIn("fullest expert +", said)
+        self.assertIn("routed 25.0 %, predicted ", said)
+        for step, own in found.items():
             # The second of three blocks is routed; 2 experts a row.
             self.assertEqual([sum(counts) for counts in own["counts"]], [2 * 128, 2 * 32, 2 * 128], step)
-        self.assert_resumes("two", "three", 3)
-        text = self.generate("two")
-        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-        self.assertEqual(self.generate("two").stdout, text.stdout)
+        self.assert_generates("two", "two")
 
     def test_a_router_that_looks_ahead_trains_and_does_not_generate(self):
         self.train("choice", 2, "moe.router=expert_choice")

@@ -3,7 +3,7 @@
 import json
 
 from program import DYNMO
-from run_case import SourceCase, settings
+from run_case import SourceCase
 
 
 class Moe(SourceCase):
@@ -12,12 +12,8 @@ class Moe(SourceCase):
                 "moe.router=bias", "moe.bias_rate=0.01", "moe.capacity_factor=1.25")
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
-        shown = self.train("two", 2)
-        self.assertIn("fullest expert +", shown.stdout + shown.stderr)
-        self.train("one", 1, "pipeline.recompute=whole")
-        self.assert_same_run("one", "two")
-        found = self.figures("two")
-        self.assertEqual(self.figures("one"), found)
+        said, found = self.assert_same_on_any_ranks()
+        self.assertIn("fullest expert +", said)
         for step, own in found.items():
             self.assertEqual(len(own["counts"]), 3, step)
             for counts, violation, factor in zip(own["counts"], own["max_violation"], own["straggler_factor"]["4"]):
@@ -26,16 +22,12 @@ class Moe(SourceCase):
                 self.assertAlmostEqual(violation, 4 * max(counts) / sum(counts) - 1)
                 self.assertAlmostEqual(factor, 1 + violation)
 
-        self.assert_resumes("two", "three", 3)
-
     def test_generates_where_tokens_choose_and_is_exported_where_others_have_the_router(self):
         for router, capacity in (("top_k", 1.25), ("bias", 1.25), ("sinkhorn", 1.25), ("balanced", 0.75)):
             self.train(router, 1, f"moe.router={router}", "moe.bias_rate=0.001", f"moe.capacity_factor={capacity}")
-            text = self.generate(router)
-            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+            self.assert_generates(router, router)
         for router, words in (("bias", ("moe.router = 'bias'", "wanted 'top_k'")), ("top_k", ("moe.capacity_factor = 1.25", "wanted 0"))):
-            refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / router), "--out", str(self.folder / "hf")])
-            self.assert_error(refused, 2, *words)
+            self.assert_error(self.run_command(self.export(router)), 2, *words)
             self.assertFalse((self.folder / "hf").exists())
         self.train("choice", 1, "moe.router=expert_choice", "moe.bias_rate=0.001")
         self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
@@ -72,8 +64,7 @@ micro_batches = 8
 compare = ["uniform", "optimal"]
 """)
         trace = self.folder / "loads.jsonl"
-        simulated = self.run_command([DYNMO, "simulate", str(scenario), "--load-trace", str(trace)])
-        self.assertEqual(simulated.returncode, 0, simulated.stdout + simulated.stderr)
+        self.succeed([DYNMO, "simulate", str(scenario), "--load-trace", str(trace)])
         # A block whose fullest expert was fuller costs more, in the trace, too.
         lines = [json.loads(line) for line in trace.read_text().splitlines()]
         self.assertEqual(lines[1]["step"], 0)
@@ -83,23 +74,21 @@ compare = ["uniform", "optimal"]
             self.assertEqual(blocks[one], blocks[one + 1])
             same_order = (factors[one // 2] - factors[other // 2]) * (blocks[one] - blocks[other])
             self.assertGreaterEqual(same_order, 0)
-        emulated = self.run_command(self.command("-n", "2", run="emulated", extra=(
+        self.succeed(self.command("-n", "2", run="emulated", extra=(
             "run.device=emulated", f"emulated.trace={trace}", "train.steps=6", "train.validation_every=0")))
-        self.assertEqual(emulated.returncode, 0, emulated.stdout + emulated.stderr)
         for change, words in (("model.experts=8", ("moe.counts", "4 experts")), (f"moe.counts={scenario}", ("scenario.toml:",)),
                               ("moe.counts=gone.jsonl", ("gone.jsonl",)), ("moe.router=bias", ("moe.router",))):
             refused = self.run_command([DYNMO, "simulate", str(scenario), "--set", change])
             self.assert_error(refused, 2, *words)
 
     def test_what_is_refused(self):
-        for extra, words in ((("moe.top_k=5",), ("moe.top_k is 5", "moe.experts, 4")),
-                             (("moe.top_k=0",), ("moe.top_k", "1 to")),
-                             (("moe.experts=0",), ("moe.experts", "1 to")),
-                             (("moe.capacity_factor=-1",), ("moe.capacity_factor", "0 to")),
-                             (("moe.router=random",), ("moe.router", "top_k")),
-                             (("moe.drop=none",), ("moe.drop", "position")),
-                             (("moe.aux_loss=0.1",), ("moe.aux_loss", "moe.router = bias")),
-                             (("moe.expert_ranks=2",), ("moe.expert_ranks",)),
-                             (("model.family=gpt2",), ("moe.enabled", "model.family = gpt2"))):
-            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
-            self.assert_error(result, 2, *words)
+        self.assert_all_refused(
+            ("moe.top_k=5", "moe.top_k is 5", "moe.experts, 4"),
+            ("moe.top_k=0", "moe.top_k", "1 to"),
+            ("moe.experts=0", "moe.experts", "1 to"),
+            ("moe.capacity_factor=-1", "moe.capacity_factor", "0 to"),
+            ("moe.router=random", "moe.router", "top_k"),
+            ("moe.drop=none", "moe.drop", "position"),
+            ("moe.aux_loss=0.1", "moe.aux_loss", "moe.router = bias"),
+            ("moe.expert_ranks=2", "moe.expert_ranks"),
+            ("model.family=gpt2", "moe.enabled", "model.family = gpt2"))

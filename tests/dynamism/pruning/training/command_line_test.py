@@ -5,8 +5,7 @@ import re
 import shutil
 import struct
 
-from program import DYNMO
-from run_case import RunCase, digests, losses, newest_manifest, settings
+from run_case import SourceCase, digests, newest_manifest
 
 
 def tensors_of(path):
@@ -34,13 +33,9 @@ def segments(left, rows, columns):
     return len({(row, column // 128) for row, column in places}) + len({(row // 128, column) for row, column in places})
 
 
-def figures(run):
-    """Of pruning, by step."""
-    lines = (run / "records" / "rank-0.jsonl").read_text().splitlines()
-    return {record["step"]: record["sources"]["pruning"] for record in map(json.loads, lines)}
-
-
-class Pruning(RunCase):
+class Pruning(SourceCase):
+    TABLE = "pruning"
+    STEPS = 24
     SETTINGS = ("train.steps=24", "checkpoint.every=8", "checkpoint.keep=3", "pruning.enabled=true", "pruning.start=2",
                 "pruning.end=17", "pruning.every=5", "pruning.sparse_above=0.7")
 
@@ -48,34 +43,17 @@ class Pruning(RunCase):
         # Units have no format that the sparsity decides, and one event has no steps between.
         idle = ("pruning.sparse_above", "pruning.every") if "pruning.form=units" in extra else ()
         given = [value for value in self.SETTINGS if value.split("=")[0] not in idle]
-        return self.run_command(self.command("-n", str(ranks), *words, run=run, extra=(*given, *extra)))
+        return self.succeed(self.command("-n", str(ranks), *words, run=run, extra=(*given, *extra)))
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
-        for run, ranks in (("two", 2), ("one", 1)):
-            result = self.train(run, ranks)
-            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        reference = self.folder / "two"
-        self.assertEqual(losses(self.folder / "one"), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / "one")), digests(newest_manifest(reference)))
-        found = figures(reference)
-        self.assertEqual(figures(self.folder / "one"), found)
+        """The restart is at step 16: before the last event, when some matrices are compressed and some are not."""
+        _, found = self.assert_same_on_any_ranks(alone=())
         self.assertEqual([step for step in found if "masks" in found[step]], [7, 12, 17])
         self.assertEqual(len({found[step]["masks"] for step in (7, 12, 17)}), 3)
         self.assertAlmostEqual(found[23]["sparsity"], 0.9)
-
-        # From step 16 on: before the last event, when some matrices are compressed and some are not.
-        shutil.copytree(reference, self.folder / "three")
-        shutil.rmtree(self.folder / "three" / "checkpoints" / "step-00000024")
-        result = self.train("three", 3, words=("--resume",))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertEqual(losses(self.folder / "three"), losses(reference))
-        self.assertEqual(digests(newest_manifest(self.folder / "three")), digests(newest_manifest(reference)))
-
-        self.look_into(reference / "checkpoints" / "step-00000024")
-        text = self.run_command([DYNMO, "generate", str(reference), "--prompt", "line 1", "--tokens", "8"])
-        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-        exported = self.run_command([DYNMO, "checkpoint", "export-hf", str(reference), "--out", str(self.folder / "hf")])
-        self.assertEqual(exported.returncode, 0, exported.stdout + exported.stderr)
+        self.look_into(self.folder / "two" / "checkpoints" / "step-00000024")
+        self.assert_generates("two", "two")
+        self.succeed(self.export("two"))
 
     def test_imported_matrices_are_compared_by_their_own_std(self):
         """Measured before the first step, kept in checkpoints; drawn matrices need no measure."""
@@ -83,8 +61,7 @@ class Pruning(RunCase):
         origin = self.folder / "origin"
         self.assertNotIn("pruning", newest_manifest(origin)["state"].get("sources", {}))
         for run, ranks in (("imported", 2), ("alone", 1)):
-            result = self.train(run, ranks, f"train.init={origin}")
-            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.train(run, ranks, f"train.init={origin}")
         imported = self.folder / "imported"
         self.assertEqual(digests(newest_manifest(self.folder / "alone")), digests(newest_manifest(imported)))
         measured = newest_manifest(imported)["state"]["sources"]["pruning"]["initial_std"]
@@ -97,46 +74,36 @@ class Pruning(RunCase):
         self.assertEqual(len(measured), 3 * 7)
         for found, wanted in zip(sorted(measured), sorted(expected), strict=True):
             self.assertAlmostEqual(found / wanted, 1, places=6)
-
-        shutil.copytree(imported, self.folder / "imported-gone-on")
-        shutil.rmtree(self.folder / "imported-gone-on" / "checkpoints" / "step-00000024")
-        result = self.train("imported-gone-on", 3, f"train.init={origin}", words=("--resume",))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertEqual(digests(newest_manifest(self.folder / "imported-gone-on")), digests(newest_manifest(imported)))
+        self.assert_resumes("imported", "imported-gone-on", 3, f"train.init={origin}")
 
     def test_killed_around_events(self):
         """A rank is killed at random moments while every second step is an event: one line, what is listed verifies, resume is exact."""
         extra = (*self.SETTINGS, "train.steps=120", "pruning.end=100", "pruning.every=2", "checkpoint.every=10")
-        run = self.hunt(extra)
-        found = figures(self.folder / "steady")
-        self.assertEqual(figures(run)[100], found[100])
+        self.hunt(extra)
+        self.assertEqual(self.figures("hunted")[100], self.figures("steady")[100])
 
     def test_a_measured_break_even_is_a_number_of_the_run(self):
         """Measured once, printed, in the run's config; a resumed run has its bits, though its own config says auto."""
         extra = ("pruning.sparse_above=auto",)
         result = self.train("measured", 2, *extra)
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         found = re.search(r"^sparse_above = (.*)$", (self.folder / "measured" / "config.toml").read_text(), re.MULTILINE).group(1)
         self.assertTrue(0.45 <= float(found) <= 1, found)
         self.assertIn(f"pruning.sparse_above = {float(found):g}, measured", result.stdout)
-        given = self.train("given", 2, f"pruning.sparse_above={found}")
-        self.assertEqual(given.returncode, 0, given.stdout + given.stderr)
+        self.train("given", 2, f"pruning.sparse_above={found}")
         self.assertEqual(digests(newest_manifest(self.folder / "measured")), digests(newest_manifest(self.folder / "given")))
 
         shutil.copytree(self.folder / "measured", self.folder / "gone-on")
         shutil.rmtree(self.folder / "gone-on" / "checkpoints" / "step-00000024")
         result = self.train("gone-on", 3, *extra, words=("--resume",))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertNotIn("pruning.sparse_above", result.stdout)
         self.assertEqual(digests(newest_manifest(self.folder / "gone-on")), digests(newest_manifest(self.folder / "given")))
 
         (self.folder / "gone-on" / "config.toml").unlink()
-        result = self.train("gone-on", 2, *extra, words=("--resume",))
+        result = self.run_command(self.command("-n", "2", "--resume", run="gone-on", extra=(*self.SETTINGS, *extra)))
         self.assert_error(result, 2, "pruning.sparse_above is auto", "config.toml")
 
     def test_auto_in_bf16_is_a_constant(self):
         result = self.train("bf16", 2, "pruning.sparse_above=auto", "model.precision=bf16")
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertIn("pruning.sparse_above = 0.65, as no layer computes in fp32", result.stdout)
         self.assertIn("sparse_above = 0.65", (self.folder / "bf16" / "config.toml").read_text())
 
@@ -210,42 +177,31 @@ class Pruning(RunCase):
     def test_units_that_go_are_the_smallest(self):
         """Against plain Python on the checkpoint before; any ranks, a resumed run, text, an export, and what a record says."""
         for run, ranks in (("units", 2), ("units-alone", 1)):
-            result = self.train(run, ranks, *self.UNITS)
-            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.train(run, ranks, *self.UNITS)
         run = self.folder / "units"
         self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "units-alone")))
         gone = {name: units for name, units in self.removed_units(run / "checkpoints" / "step-00000016").items() if units}
         self.assertEqual(gone, self.largest(run / "checkpoints" / "step-00000008"))
-        found = figures(run)
+        found = self.figures("units")
         self.assertNotIn("hidden_units", found[7])
         for step in (8, 23):
             self.assertEqual(found[step]["hidden_units"], {"left": 65, "of": 144})
             self.assertEqual(found[step]["head_groups"], {"left": 3, "of": 6})
 
-        shutil.copytree(run, self.folder / "units-on")
-        shutil.rmtree(self.folder / "units-on" / "checkpoints" / "step-00000024")
-        result = self.train("units-on", 3, *self.UNITS, words=("--resume",))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertEqual(digests(newest_manifest(self.folder / "units-on")), digests(newest_manifest(run)))
-        self.assertEqual(figures(self.folder / "units-on")[23], found[23])
-
-        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line 1", "--tokens", "8"])
-        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-        exported = self.run_command([DYNMO, "checkpoint", "export-hf", str(run), "--out", str(self.folder / "units-hf")])
-        self.assertEqual(exported.returncode, 0, exported.stdout + exported.stderr)
-        again = self.run_command([DYNMO, "generate", str(self.folder / "units-hf"), "--prompt", "line 1", "--tokens", "8"])
-        self.assertEqual((again.returncode, again.stdout), (0, text.stdout), again.stderr)
+        self.assert_resumes("units", "units-on", 3, *self.UNITS)
+        self.assertEqual(self.figures("units-on")[23], found[23])
+        self.succeed(self.export("units", "units-hf"))
+        self.assert_generates("units", "units-hf")
 
     def test_what_is_refused(self):
-        for extra, words in ((("pruning.end=27",), ("pruning.end", "24 steps", "train.steps")),
-                             (("pruning.final_sparsity=1",), ("pruning.final_sparsity", "max_sparsity")),
-                             (("pruning.end=16",), ("pruning.end", "pruning.every")),
-                             (("pruning.magnitude=random",), ("pruning.magnitude", "scaled")),
-                             (("pruning.sparse_above=often",), ("pruning.sparse_above", '"auto"')),
-                             (("pruning.form=heads",), ("pruning.form", "units")),
-                             (("pruning.unit_multiple=16",), ("pruning.unit_multiple", "pruning.form = units")),
-                             (("pruning.form=units",), ("pruning.sparse_above", "pruning.form = weights")),
-                             (("pruning.form=units", "pruning.sparse_above=0.65", "pruning.max_sparsity=1"), ("pruning.max_sparsity", "0.98")),
-                             (("pruning.product_weights=3",), ("pruning.product_weights",))):
-            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
-            self.assert_error(result, 2, *words)
+        self.assert_all_refused(
+            ("pruning.end=27", "pruning.end", "24 steps", "train.steps"),
+            ("pruning.final_sparsity=1", "pruning.final_sparsity", "max_sparsity"),
+            ("pruning.end=16", "pruning.end", "pruning.every"),
+            ("pruning.magnitude=random", "pruning.magnitude", "scaled"),
+            ("pruning.sparse_above=often", "pruning.sparse_above", '"auto"'),
+            ("pruning.form=heads", "pruning.form", "units"),
+            ("pruning.unit_multiple=16", "pruning.unit_multiple", "pruning.form = units"),
+            ("pruning.form=units", "pruning.sparse_above", "pruning.form = weights"),
+            ("pruning.form=units pruning.sparse_above=0.65 pruning.max_sparsity=1", "pruning.max_sparsity", "0.98"),
+            ("pruning.product_weights=3", "pruning.product_weights"))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse attention as a user meets it: other ranks, a restart, records, generated text, what is refused."""
-from program import DYNMO
-from run_case import SourceCase, settings
+from run_case import SourceCase
 
 
 class SparseAttention(SourceCase):
@@ -10,20 +9,14 @@ class SparseAttention(SourceCase):
                 "sparse_attention.buckets=4")
 
     def test_the_same_numbers_on_any_ranks_and_after_a_restart(self):
-        shown = self.train("two", 2)
-        self.assertIn("pairs ", shown.stdout + shown.stderr)
-        self.train("one", 1, "pipeline.recompute=whole")
-        self.assert_same_run("one", "two")
-        found = self.figures("two")
-        self.assertEqual(self.figures("one"), found)
+        said, found = self.assert_same_on_any_ranks()
+        self.assertIn("pairs ", said)
         for step, own in found.items():
             self.assertEqual(len(own["pairs"]), 3, step)
             # 4 micro-batches of 2 sequences of 16 tokens, 4 heads.
             self.assertAlmostEqual(own["share"], sum(own["pairs"]) / 3 / (4 * 2 * 4 * 16 * 17 / 2))
             self.assertTrue(0 < own["share"] < 1)
         self.assertGreater(len({tuple(own["pairs"]) for own in found.values()}), 6)
-
-        self.assert_resumes("two", "three", 3)
 
     def test_killed_at_random_moments(self):
         self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
@@ -34,27 +27,22 @@ class SparseAttention(SourceCase):
         for run, extra in (("hash", ()), ("drop", ("sparse_attention.rule=drop", "sparse_attention.buckets=16")),
                            ("gpt2", ("model.family=gpt2",))):
             self.train(run, 1, *extra)
-            text = self.generate(run)
-            self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
-            refused = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / (run + "-hf"))])
-            self.assert_error(refused, 2, "sparse_attention.enabled", "dense model")
+            self.assert_generates(run, run)
+            self.assert_error(self.run_command(self.export(run)), 2, "sparse_attention.enabled", "dense model")
 
     def test_goes_on_from_weights_of_its_own_rule_and_from_dense_ones_that_have_all_it_needs(self):
         self.train("own", 1)
-        dense = self.run_command(self.command("-n", "1", run="dense", extra=("train.steps=4", "checkpoint.every=4")))
-        self.assertEqual(dense.returncode, 0, dense.stderr)
+        self.succeed(self.command("-n", "1", run="dense", extra=("train.steps=4", "checkpoint.every=4")))
         self.train("from-own", 1, f"train.init={self.folder / 'own'}")
         self.train("from-dense", 1, f"train.init={self.folder / 'dense'}")
         refused = self.run_command(self.command("-n", "1", run="not", extra=(f"train.init={self.folder / 'own'}", "train.steps=4")))
         self.assert_error(refused, 2, "train.init", "k_proj", "sparse_attention.rule")
 
     def test_what_is_refused(self):
-        for extra, words in ((("sparse_attention.buckets=3",), ("sparse_attention.buckets", "even", "4")),
-                             (("sparse_attention.buckets=0",), ("sparse_attention.buckets", "1 to")),
-                             (("sparse_attention.dropped=1",), ("sparse_attention.dropped", "below 1")),
-                             (("sparse_attention.rule=random",), ("sparse_attention.rule", "hash")),
-                             (("sparse_attention.max_skew=0.3",), ("sparse_attention.max_skew",)),
-                             (("sparse_attention.rule=drop", "sparse_attention.buckets=16", "run.device=cuda"),
-                              ("sparse_attention.rule is drop", "run.device = cuda"))):
-            result = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra)])
-            self.assert_error(result, 2, *words)
+        self.assert_all_refused(
+            ("sparse_attention.buckets=3", "sparse_attention.buckets", "even", "4"),
+            ("sparse_attention.buckets=0", "sparse_attention.buckets", "1 to"),
+            ("sparse_attention.dropped=1", "sparse_attention.dropped", "below 1"),
+            ("sparse_attention.rule=random", "sparse_attention.rule", "hash"),
+            ("sparse_attention.max_skew=0.3", "sparse_attention.max_skew"),
+            ("sparse_attention.rule=drop sparse_attention.buckets=16 run.device=cuda", "sparse_attention.rule is drop", "run.device = cuda"))
