@@ -34,6 +34,7 @@ OFF = ("dropout", "dropout_rate", "attention_dropout", "activation_dropout", "hi
 
 # What no rule about names gives, by the model type of a config or of a part.
 OWN = {
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (BLOCKS // 2)},
     "gpt_neo": {"attention_types": [[["global", "local"], BLOCKS // 2]]}, "mamba2": {"num_heads": 4, "head_dim": 16},
     "falcon_h1": {"mamba_d_ssm": 64}, "zaya": {"num_experts_per_tok": 1}, "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (BLOCKS // 2)},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"}, "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"] * 2},
@@ -49,7 +50,7 @@ def sizes_of(default):
     """Small sizes for the keys that a config has; parts for pictures and sounds have two blocks."""
     known = set(default.to_dict()) | set(getattr(default, "attribute_map", {}))
     given = {key: value for key, value in SIZES.items() if key in known}
-    given.update({key: 0.0 for key in OFF if key in known})
+    given.update({key: 0 if type(getattr(default, key, None)) is int else 0.0 for key in OFF if key in known})
     for key in ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "attn_layer_types"):
         value = getattr(default, key, None) if key in default.to_dict() and not isinstance(getattr(type(default), key, None), property) else None
         if isinstance(value, (list, tuple)) and value:
@@ -57,8 +58,6 @@ def sizes_of(default):
             given[key] = [kinds[index % len(kinds)] for index in range(BLOCKS)]
     if "kv_lora_rank" in known and "num_key_value_heads" in known:
         given["num_key_value_heads"] = given.get("num_attention_heads", 4)
-    if "shared_intermediate_size" in known and "layer_types" in known:
-        given["layer_types"] = ["mamba", "attention"] * (BLOCKS // 2)
     for key in known:
         if "vocab" in key and "offset" not in key and isinstance(getattr(default, key, None), int) and getattr(default, key) > LARGE:
             given[key] = VOCABULARY
