@@ -127,8 +127,10 @@ Expected<plan::Plan> Decisions::read_plan(const Json& json) const {
 Expected<Json> Decisions::observe(const Json& step, const Json& plan, int frozen_layers) {
   DYNMO_ASSIGN(const Step read, parse_fields<Step>(step, "step"));
   DYNMO_ASSIGN(const plan::Plan under, read_plan(plan));
-  if (std::ssize(read.layers) != layers_ || std::ssize(read.ranks) != under.ranks) {
-    return make_error(ErrorCode::kBadInput, "step: it has {} layers and {} ranks, wanted {} and {}",
+  if (std::ssize(read.layers) != layers_ || read.ranks.empty() ||
+      std::ssize(read.ranks) % under.ranks != 0) {
+    return make_error(ErrorCode::kBadInput,
+                      "step: it has {} layers and {} ranks, wanted {} and {} for each replica",
                       read.layers.size(), read.ranks.size(), layers_, under.ranks);
   }
   const control::StepStats stats = control::step_stats(read.ranks);
@@ -136,7 +138,7 @@ Expected<Json> Decisions::observe(const Json& step, const Json& plan, int frozen
   std::vector<double> busy_s;
   std::vector<Rank> positions;
   for (const control::RankFigures& rank : read.ranks) {
-    positions.emplace_back(static_cast<int>(busy_s.size()));
+    positions.emplace_back(static_cast<int>(std::ssize(busy_s) % under.ranks));
     busy_s.push_back(rank.busy_s);
   }
   return Json{{"imbalance", control::imbalance(busy_s, positions, under)},

@@ -3,9 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <optional>
+#include <sstream>
+#include <string>
 #include <vector>
+
+#include "dynmo/core/files.h"
+#include "dynmo/core/json.h"
 
 namespace dynmo::control {
 namespace {
@@ -29,24 +35,36 @@ TEST(StepStats, AreThoseThatAllRanksAgreeOn) {
   EXPECT_EQ(step_stats(std::vector<RankFigures>(2)), StepStats());
 }
 
-TEST(StepStats, ARankWithoutLayersIsNoImbalance) {
-  const std::vector<double> busy_s = {1, 1, 0.5, 0};
-  const auto schedule = schedule::ScheduleKind::k1F1B;
-  EXPECT_DOUBLE_EQ(
-      imbalance(busy_s, positions({0, 1, 2, 3}), plan::make_plan({4, 4, 4, 0}, schedule)),
-      1 / (2.5 / 3) - 1);
-  EXPECT_DOUBLE_EQ(
-      imbalance(busy_s, positions({0, 1, 2, 3}), plan::make_plan({4, 4, 3, 1}, schedule)),
-      1 / (2.5 / 4) - 1);
-  // Two replicas of a pipeline of two ranks.
-  EXPECT_DOUBLE_EQ(imbalance(busy_s, positions({0, 1, 0, 1}), plan::make_plan({4, 0}, schedule)),
-                   1 / 0.75 - 1);
-  EXPECT_EQ(imbalance(std::vector<double>(2), positions({0, 1}), plan::make_plan({1, 1}, schedule)),
-            0);
+// tests/python/decisions_test.py feeds the same steps to dynmo.torch.
+TEST(StepStats, FiguresOfSteps) {
+  const auto text = read_file(DYNMO_FIGURES);
+  ASSERT_TRUE(text) << text.error().message;
+  std::istringstream lines(*text);
+  int compared = 0;
+  for (std::string line; std::getline(lines, line); ++compared) {
+    SCOPED_TRACE(line);
+    const Json step = Json::parse(line);
+    const auto counts = step.at("layers_of_ranks").get<std::vector<int>>();
+    const auto busy_s = step.at("busy_s").get<std::vector<double>>();
+    const auto migrate_s = step.at("migrate_s").get<std::vector<double>>();
+    std::vector<Rank> positions;
+    std::vector<RankFigures> ranks;
+    for (std::size_t rank = 0; rank < busy_s.size(); ++rank) {
+      positions.emplace_back(static_cast<int>(rank % counts.size()));
+      ranks.push_back({.busy_s = busy_s[rank], .migrate_s = migrate_s.at(rank)});
+    }
+    const plan::Plan plan = plan::make_plan(counts, schedule::ScheduleKind::k1F1B);
+    EXPECT_DOUBLE_EQ(imbalance(busy_s, positions, plan), step.at("imbalance"));
+    EXPECT_DOUBLE_EQ(bubble(busy_s, step.at("step_s")), step.at("bubble"));
+    EXPECT_EQ(step_stats(ranks).migrate_s, std::ranges::max(migrate_s));
+  }
+  EXPECT_EQ(compared, 4);
 }
 
-TEST(StepStats, TheBubbleCountsAllRanks) {
-  EXPECT_DOUBLE_EQ(bubble(std::vector<double>{1, 1, 0.5, 0}, 2), 1 - 2.5 / 4 / 2);
+TEST(StepStats, RanksThatWereNotBusyAreBalanced) {
+  EXPECT_EQ(imbalance(std::vector<double>(2), positions({0, 1}),
+                      plan::make_plan({1, 1}, schedule::ScheduleKind::k1F1B)),
+            0);
 }
 
 }  // namespace

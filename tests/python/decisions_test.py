@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller of a live pipeline, and the files that a run leaves: `dynmo simulate` and `dynmo report` read them."""
 import json
+import pathlib
 import random
 import unittest
 
@@ -104,24 +105,29 @@ class Decisions(Case):
         self.assertEqual(len(made), len(training.said))
 
     def test_tell_the_figures_that_a_training_tells(self):
-        decisions = _core.Decisions(known(), 4, OPTIONS)
-        step = {"layers": [{"forward_s": 1e-3}] * LAYERS, "step_s": 2.0,
-                "ranks": [{"busy_s": 1.0, "migrate_s": 0.25}, {"busy_s": 1.0, "migrate_s": 0.5}, {"busy_s": 0.5}, {"busy_s": 0.0}]}
-        # Those of tests/control/step_stats_test.cpp: the last rank has no layers.
-        facts = decisions.observe(step, plan_of([4, 4, 4, 0]), 0)
-        self.assertAlmostEqual(facts["imbalance"], 0.2, delta=1e-12)
-        self.assertAlmostEqual(facts["bubble"], 1 - 2.5 / 4 / 2, delta=1e-12)
-        self.assertEqual(facts["migrate_s"], 0.5)
+        """tests/control/step_stats_test.cpp feeds the same steps to what `dynmo train` calls."""
+        lines = (pathlib.Path(__file__).parents[1] / "control/steps.jsonl").read_text().splitlines()
+        for each in map(json.loads, lines):
+            with self.subTest(**each):
+                counts = each["layers_of_ranks"]
+                self.assertEqual(len(each["busy_s"]), each["replicas"] * len(counts))
+                ranks = [{"busy_s": busy_s, "migrate_s": migrate_s} for busy_s, migrate_s in zip(each["busy_s"], each["migrate_s"])]
+                step = {"layers": [{"forward_s": 1e-3}] * LAYERS, "step_s": each["step_s"], "ranks": ranks}
+                facts = _core.Decisions(known(), len(counts), OPTIONS).observe(step, plan_of(counts), 0)
+                for figure in ("imbalance", "bubble"):
+                    self.assertAlmostEqual(facts[figure], each[figure], delta=1e-12)
+                self.assertEqual(facts["migrate_s"], max(each["migrate_s"]))
+        self.assertEqual(len(lines), 4)
 
     def test_refuse_what_does_not_fit(self):
         decisions = _core.Decisions(known(), 2, OPTIONS)
         layers = [dict.fromkeys(("forward_s",), 1e-3)] * LAYERS
         step = {"layers": layers, "ranks": [{}] * 2, "step_s": 0.1}
         self.assert_refused(dynmo.BadInputError, "wanted nothing, work, predicted or known", decisions.announce, "news", 1)
-        self.assert_refused(dynmo.BadInputError, "1 layers and 2 ranks, wanted 12 and 2", decisions.observe,
+        self.assert_refused(dynmo.BadInputError, "1 layers and 2 ranks, wanted 12 and 2 for each replica", decisions.observe,
                             {**step, "layers": layers[:1]}, plan_of([6, 6]), 0)
-        self.assert_refused(dynmo.BadInputError, "12 layers and 1 ranks, wanted 12 and 2", decisions.observe,
-                            {**step, "ranks": [{}]}, plan_of([6, 6]), 0)
+        self.assert_refused(dynmo.BadInputError, "12 layers and 3 ranks, wanted 12 and 2 for each replica", decisions.observe,
+                            {**step, "ranks": [{}] * 3}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "/step_s is 0, wanted the seconds of the step", decisions.observe,
                             {**step, "step_s": 0.0}, plan_of([6, 6]), 0)
         self.assert_refused(dynmo.BadInputError, "/layers/0/forward_s", decisions.observe,

@@ -40,7 +40,8 @@ class Training:
 
     def __init__(self, run, rank=0, replicas=1):
         rows = [[replica * RANKS + rank for rank in range(RANKS)] for replica in range(replicas)]
-        ranks = types.SimpleNamespace(layout=rows, number=rank, world=RANKS * replicas, replicas=replicas, rank=rank % RANKS, size=RANKS)
+        ranks = types.SimpleNamespace(layout=rows, number=rank, world=RANKS * replicas, replicas=replicas, replica=rank // RANKS, rank=rank % RANKS,
+                                      size=RANKS)
         self.plan = read_plan(plan_of([4, 4]), RANKS, LAYERS)
         settings = {"steps": STEPS, "micro_batches": 4, "accumulation": 1}
         self.record = Record(Outputs(run), ranks, settings, logging.getLogger("summary"))

@@ -52,7 +52,7 @@ class Told:
 
     losses: dict[int, float] = field(default_factory=dict)  # by micro-batch; afterwards replica by replica
     layers: dict[int, dict[str, float]] = field(default_factory=dict)
-    ranks: dict[int, dict[str, float]] = field(default_factory=dict)
+    ranks: dict[int, dict[str, float]] = field(default_factory=dict)  # afterwards replica by replica
     tokens: float = 0.0
     asked: bool = False  # for a change of the ranks, by the first one
 
@@ -72,9 +72,8 @@ def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bo
     parts[4][ranks.replica, 0] = own.asked
     ranks.sum(cells)
     times = parts[1].mean(0)
-    figures = _of_positions(parts[2].reshape(ranks.replicas, -1, len(RANK_CELLS)))
     losses = dict(enumerate(parts[0].reshape(-1).tolist()))
-    return Told(losses, _read(times, LAYER_CELLS), _read(figures, RANK_CELLS), float(parts[3].sum()), bool(parts[4].sum() > 0))
+    return Told(losses, _read(times, LAYER_CELLS), _read(parts[2].contiguous(), RANK_CELLS), float(parts[3].sum()), bool(parts[4].sum() > 0))
 
 
 def total_of(losses: Sequence[float], divisor: int, replicas: int, dtype: torch.dtype) -> Tensor:
@@ -89,21 +88,6 @@ def total_of(losses: Sequence[float], divisor: int, replicas: int, dtype: torch.
             part = part + (loss / divisor if divisor != 1 else loss)
         total = total + part
     return total
-
-
-def _of_positions(cells: Tensor) -> Tensor:
-    """One row a position: the least overhead, since that of others has their waiting in it, as dynmo/control/step_stats.h takes it."""
-    found = cells.sum(0)
-    for column, name in enumerate(RANK_CELLS):
-        values = cells[:, :, column]
-        if name == "overhead_s":
-            least = torch.where(values > 0, values, torch.inf).amin(0)
-            found[:, column] = torch.where(torch.isinf(least), 0.0, least)
-        elif name in ("plan_s", "migrate_s"):
-            found[:, column] = values.amax(0)
-        elif name == "busy_s":
-            found[:, column] = values.mean(0)
-    return found
 
 
 def _fill(part: Tensor, names: tuple[str, ...], rows: dict[int, dict[str, float]]) -> None:

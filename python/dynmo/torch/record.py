@@ -119,7 +119,8 @@ class Record:
         if balancer is None:
             facts = {"loss": facts["loss"], "tokens": facts["tokens"], "step_s": None, "busy_s": None, "imbalance": None, "bubble": None}
         else:
-            facts |= {**balancer.facts, "tokens": int(told.tokens), "busy_s": told.ranks[rank]["busy_s"] if rank < ranks else 0.0}
+            own = told.ranks[self._ranks.replica * ranks + rank] if rank < ranks else {"busy_s": 0.0}
+            facts |= {**balancer.facts, "tokens": int(told.tokens), "busy_s": own["busy_s"]}
         step_flops = 3 * flops_per_token * facts["tokens"]  # F, I and W
         if step_flops != self._step_flops:
             self._step_flops = step_flops
