@@ -15,12 +15,18 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/core/json.h"
 
 namespace dynmo {
 extern const std::string_view kVersion;  // with the commit (cmake/write_version.cmake)
 }
 
 namespace dynmo::app {
+
+// Returns version, commit, compiler and libtorch of this build, and processor and system of this
+// machine, for `dynmo --version --json`. A report of a defect needs them. A value that is not known
+// is null.
+[[nodiscard]] Json version_report();
 
 // Runs a command whose flags are parsed. Returns its exit code (listed in core/expected.h), or the
 // error that main prints.

@@ -21,7 +21,6 @@
 
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
-#include "apps/dynmo/version_report.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"

@@ -27,8 +27,8 @@
 #include "dynmo/observe/table.h"
 #include "dynmo/observe/traffic_log.h"
 #include "dynmo/observe/traffic_picture.h"
-#include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/features.h"
+#include "dynmo/tensor/sparse_tensor.h"
 
 namespace dynmo::app {
 namespace {

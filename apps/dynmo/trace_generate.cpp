@@ -22,9 +22,9 @@
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
-#include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/features.h"
 #include "dynmo/tensor/generate.h"
+#include "dynmo/tensor/sparse_tensor.h"
 
 namespace dynmo::app {
 namespace {

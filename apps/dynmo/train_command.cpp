@@ -23,7 +23,6 @@
 #include "dynmo/cost/files.h"
 #include "dynmo/observe/progress.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
 #include "dynmo/train/setup/earlier_run.h"
 

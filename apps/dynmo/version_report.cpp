@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/dynmo/version_report.h"
-
 #include <fmt/format.h>
 #include <sys/utsname.h>
 

@@ -5,14 +5,15 @@
 // by `--set a.b=c`. An unknown key is an error with the nearest known one. The resolved form is
 // saved with the run.
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "dynmo/config/log_level.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/toml.h"
 #include "dynmo/core/units.h"
@@ -22,6 +23,11 @@
 #include "dynmo/dynamism/source_options.h"
 
 namespace dynmo::config {
+
+// How much a message matters in the log of a rank, in ascending order.
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+inline constexpr std::array<std::string_view, 4> kLogLevelNames = {"debug", "info", "warning",
+                                                                   "error"};
 
 struct Config {
   struct Model {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The only file that knows utf8proc.
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 #include <memory>
 
 #include "dynmo/core/check.h"
-#include "dynmo/data/normalize_impl.h"
+#include "dynmo/data/tokenizer_parts_impl.h"
 
 namespace dynmo::data {
 namespace {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "dynmo/core/json.h"
-#include "dynmo/data/normalize_impl.h"
 #include "dynmo/data/tokenizer_parts_impl.h"
 #include "dynmo/data/utf8.h"
 

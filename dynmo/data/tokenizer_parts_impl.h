@@ -49,6 +49,9 @@ struct TokenizerParts {
   std::vector<std::int32_t> special;
 };
 
+// Returns Unicode's normal form C of `text`, which is valid UTF-8. `room` holds it if it differs.
+[[nodiscard]] std::string_view normal_form_c(std::string_view text, std::string& room);
+
 // Returns the beginning of a text in quotes, on one line.
 [[nodiscard]] std::string in_quotes(std::string_view text);
 

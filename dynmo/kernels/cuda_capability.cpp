@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/kernels/cuda_capability.h"
-
+// libtorch's own interface for the capability needs the headers of CUDA.
 #include <dlfcn.h>
+
+#include "dynmo/kernels/operator_kernels.h"
 
 namespace dynmo::kernels {
 namespace {

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
-#include "dynmo/kernels/fused_attention_impl.h"
 
 namespace dynmo::kernels::generic {
 namespace {

@@ -42,6 +42,14 @@ void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targ
 void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& sine,
                 Rope direction);
 
+// The fused operation that libtorch chooses for attention on a device: the answers of
+// at::_fused_sdp_choice (sdp::SDPBackend of the library).
+enum class Fused : std::int64_t { kNone = 0, kFlash = 1, kEfficient = 2 };
+
+// Returns the choice by type, shape and device. Requires a device that has such operations.
+[[nodiscard]] Fused fused_choice(const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
+                                 const at::Tensor& v_BHTK);
+
 // Requires the same number of heads in k, v and q. On CUDA, uses the fused operation that libtorch
 // chooses for type, shape and device, if one keeps no T x T probabilities. Otherwise uses the
 // formula.

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "dynmo/core/check.h"
-#include "dynmo/kernels/cuda_capability.h"
 #include "dynmo/kernels/operations.h"
 #include "dynmo/kernels/operator_kernels.h"
 

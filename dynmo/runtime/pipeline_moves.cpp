@@ -10,8 +10,8 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/plan/recompute.h"
-#include "dynmo/runtime/agree.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/transport/gather.h"
 
 namespace dynmo::runtime {
 
@@ -86,7 +86,7 @@ Expected<Pipeline::Wanted> Pipeline::agree_on(const plan::Plan& plan, Moves how)
   Wanted wanted{.migration = plan::difference(state_.plan, plan, profiler().known(frozen)),
                 .recomputed = {}};
   DYNMO_ASSIGN(wanted.recomputed, decisions_.recomputed_under(plan, frozen));
-  DYNMO_TRY(agree(
+  DYNMO_TRY(transport::agree(
       grid_.world(), control(transport::Control::kPlan), "plan",
       fmt::format("{} recompute {}{}", plan::digest(plan).hex(), fmt::join(wanted.recomputed, " "),
                   how == Moves::kDuringStep ? " during a step" : "")));

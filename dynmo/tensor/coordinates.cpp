@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/tensor/coordinates.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +12,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "dynmo/tensor/sparse_tensor.h"
 
 namespace dynmo::tensor {
 namespace {

@@ -13,7 +13,6 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
-#include "dynmo/elastic/boundary_event.h"
 #include "dynmo/elastic/groups.h"
 #include "dynmo/elastic/leader.h"
 #include "dynmo/elastic/size_changes.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/joining.h"
-
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -17,6 +15,7 @@
 #include "dynmo/process/line_server.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/train/c10d_groups.h"
+#include "dynmo/train/rank_process.h"
 #include "dynmo/train/run.h"
 #include "dynmo/train/setup/leader_options.h"
 #include "dynmo/train/setup/rank_log.h"

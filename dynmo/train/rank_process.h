@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A training run as processes. Here are the work of one rank's process from start to end, and the
-// launcher of all ranks. The command line and programs of users share it.
+// A training run as processes. Here are the work of one rank's process from start to end, the
+// launcher of all ranks, and processes that join a run. The command line and programs of users
+// share it.
 
 #include <functional>
 #include <memory>
@@ -57,9 +58,25 @@ struct RankProcess {
 
 // Checks the run once for all ranks. Then runs `command` for each rank of each replica on this
 // host, until all have ended. Returns the exit code of the run. `late_command` joins the run
-// (joining.h) after `dynmo ctl RUN grow` has asked for more ranks.
+// after `dynmo ctl RUN grow` has asked for more ranks.
 [[nodiscard]] Expected<int> launch(const TrainOptions& options,
                                    const std::vector<std::string>& command,
                                    const std::vector<std::string>& late_command = {});
+
+// The options of `dynmo train --join`.
+struct JoinOptions {
+  std::string run;          // folder of the run, or HOST:PORT of its leader
+  std::string secret_file;  // "": RUN/secret; required with HOST:PORT
+  // Path of the data on this host, the joiner's only own setting. Other settings are the run's.
+  std::string data;
+};
+
+// Comes to an active run, describes this process and waits until the run accepts it. Then trains as
+// a rank until the run ends or releases it. Returns kBadInput, in one line, if there is no such run
+// or the leader refuses it. Returns kPeerLost if the run ended first.
+[[nodiscard]] Expected<void> join_run(const JoinOptions& join, const RankProcess& process);
+
+// Returns whether an elastic run is active in the folder `run` on this host.
+[[nodiscard]] bool run_goes_on(const std::string& run);
 
 }  // namespace dynmo::train

@@ -15,7 +15,6 @@
 #include "dynmo/core/ids.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
-#include "dynmo/elastic/boundary_event.h"
 #include "dynmo/elastic/groups.h"
 #include "dynmo/elastic/leader.h"
 #include "dynmo/elastic/size_changes.h"

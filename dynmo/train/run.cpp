@@ -12,7 +12,7 @@
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
 #include "dynmo/train/setup/measured_keys.h"
-#include "dynmo/train/setup/same_settings.h"
+#include "dynmo/train/setup/start.h"
 
 namespace dynmo::train {
 

@@ -18,7 +18,6 @@
 #include "dynmo/observe/step_record.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/host_memory.h"
-#include "dynmo/train/load_trace_step.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 

@@ -217,4 +217,15 @@ Expected<void> write_trace(const JointTrace& trace, int replicas, const std::str
   return write_file_durably(path, observe::trace_json(processes, trace.clocks));
 }
 
+observe::LoadTraceWriter::Step load_trace_step(const runtime::StepReport& report,
+                                               const runtime::Pipeline& pipeline) {
+  return {.step = report.step,
+          .frozen_layers = report.frozen_layers,
+          .announced = pipeline.announced(),
+          .moved = report.moved_layers > 0,
+          .profiler = pipeline.profiler(),
+          .observed = pipeline.observed(),
+          .moving = pipeline.coming_plan() != nullptr};
+}
+
 }  // namespace dynmo::train

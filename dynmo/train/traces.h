@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The last steps of all ranks as one Perfetto trace, in the simulator's format. Its times are those
-// of rank 0's clock.
+// The last steps of all ranks as one Perfetto trace, in the simulator's format, with the times of
+// rank 0's clock. And a step's data for the load trace.
 
 #include <cstdint>
 #include <deque>
@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/observe/load_trace_writer.h"
 #include "dynmo/observe/trace.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/runtime/step_report.h"
 #include "dynmo/schedule/schedule.h"
 #include "dynmo/transport/clocks.h"
 #include "dynmo/transport/transport.h"
@@ -58,5 +60,9 @@ struct JointTrace {
 [[nodiscard]] Expected<void> write_trace(const JointTrace& trace, int replicas,
                                          const std::string& name,
                                          const std::filesystem::path& path);
+
+// Returns the data for the load trace of a step that the pipeline has just done.
+[[nodiscard]] observe::LoadTraceWriter::Step load_trace_step(const runtime::StepReport& report,
+                                                             const runtime::Pipeline& pipeline);
 
 }  // namespace dynmo::train

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <span>
 
+#include "dynmo/core/digest.h"
+
 namespace dynmo::transport {
 
 Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
@@ -58,6 +60,20 @@ Expected<std::vector<std::vector<double>>> gather_numbers(Transport& transport, 
     std::ranges::copy(all[i], std::as_writable_bytes(std::span(numbers[i])).begin());
   }
   return numbers;
+}
+
+Expected<void> agree(Transport& transport, Tag tag, std::string_view what, std::string_view text) {
+  const std::string mine = digest_of(text).hex();
+  DYNMO_ASSIGN(const auto all, all_gather(transport, tag, std::as_bytes(std::span(mine))));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string_view theirs(reinterpret_cast<const char*>(all[rank].data()),
+                                  all[rank].size());
+    if (theirs == mine) continue;
+    return make_error(ErrorCode::kInternal, "rank {} derived {} {}, rank {} derived {}",
+                      transport.number_of(transport.rank()), what, mine,
+                      transport.number_of(Member(static_cast<int>(rank))), theirs);
+  }
+  return {};
 }
 
 }  // namespace dynmo::transport

@@ -32,4 +32,9 @@ namespace dynmo::transport {
 [[nodiscard]] Expected<std::vector<std::vector<double>>> gather_numbers(
     Transport& transport, Tag tag, std::span<const double> mine);
 
+// Checks that every rank derived the same text by itself, in one round of digests. It finds a
+// defect before any rank acts on it. Returns kInternal, with `what` and a rank whose text differs.
+[[nodiscard]] Expected<void> agree(Transport& transport, Tag tag, std::string_view what,
+                                   std::string_view text);
+
 }  // namespace dynmo::transport

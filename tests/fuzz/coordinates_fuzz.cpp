@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Coordinates that are taken lie inside the sizes, and have features of as many entries, the same
 // numbers of them with values as without, where entries are counted in another way.
-#include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/features.h"
+#include "dynmo/tensor/sparse_tensor.h"
 #include "tests/fuzz/target.h"
 
 namespace dynmo::fuzz {

@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "dynmo/core/json.h"
-#include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/features.h"
 #include "dynmo/tensor/generate.h"
+#include "dynmo/tensor/sparse_tensor.h"
 #include "tests/fuzz/target.h"
 
 namespace dynmo::fuzz {

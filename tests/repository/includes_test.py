@@ -31,6 +31,8 @@ def room(parts, order):
 MOST_LINES = 500  # of a file
 MOST_FILES = 55  # of a folder
 MOST_MEMBERS = 14  # of a class
+SMALL_HEADER = 35  # lines, from which a header is worth a file
+MOST_SMALL_HEADERS = 80  # only falls
 CLASS = re.compile(r"\bclass (\w+)[^;{}()]*\{")
 MEMBER = re.compile(r"\b[a-z]\w*_(?= = |;|\{)")
 
@@ -64,6 +66,11 @@ def sizes(root, tops=("apps", "bench", "dynmo", "python", "tests")):
             found += [f"{path.relative_to(root)}: class {name}: {len(members)} members, wanted {MOST_MEMBERS} at most"
                       for name, members in classes(text) if len(members) > MOST_MEMBERS]
     return found
+
+
+def small_headers(root, tops=("apps", "dynmo", "python")):
+    return [str(path.relative_to(root)) for top in tops for path in sorted((root / top).rglob("*.h"))
+            if path.read_text().count("\n") < SMALL_HEADER]
 
 
 def violations(root):
@@ -116,6 +123,18 @@ class Includes(unittest.TestCase):
             self.assertEqual(sizes(root), [f"dynmo/core/long.h: {MOST_LINES + 1} lines, wanted {MOST_LINES} at most",
                                            f"dynmo/core/wide.h: class Wide: {MOST_MEMBERS + 1} members, wanted {MOST_MEMBERS} at most",
                                            f"tests: {MOST_FILES + 1} files, wanted {MOST_FILES} at most"])
+
+    def test_and_few_headers_are_small(self):
+        found = small_headers(ROOT)
+        self.assertLessEqual(len(found), MOST_SMALL_HEADERS, "join some with the header of their users: " + ", ".join(found))
+
+    def test_that_are_small_are_counted(self):
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            for path, lines in (("dynmo/core/a.h", SMALL_HEADER - 1), ("dynmo/core/b.h", SMALL_HEADER), ("apps/c.h", 1), ("tests/d.h", 1), ("dynmo/e.cpp", 1)):
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text("\n" * lines)
+            self.assertEqual(small_headers(root), ["apps/c.h", "dynmo/core/a.h"])
 
     def test_of_every_folder_are_looked_at(self):
         core, runtime = folder_map(ROOT)

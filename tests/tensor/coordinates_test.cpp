@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/tensor/coordinates.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
+
+#include "dynmo/tensor/sparse_tensor.h"
 
 namespace dynmo::tensor {
 namespace {

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "dynmo/core/rng.h"
-#include "dynmo/tensor/coordinates.h"
 #include "dynmo/tensor/counts_impl.h"
 #include "dynmo/tensor/features.h"
 #include "dynmo/tensor/shuffle_impl.h"
+#include "dynmo/tensor/sparse_tensor.h"
 
 namespace dynmo::tensor {
 namespace {

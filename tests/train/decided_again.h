@@ -23,7 +23,7 @@
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/runtime/rank_state.h"
 #include "dynmo/scenario/run.h"
-#include "dynmo/train/load_trace_step.h"
+#include "dynmo/train/traces.h"
 #include "dynmo/transport/in_process.h"
 
 namespace dynmo::train::testing {

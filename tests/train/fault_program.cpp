@@ -33,7 +33,6 @@
 #include "dynmo/dynamism/moe/options.h"
 #include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/dynamism/sparse_attention/options.h"
-#include "dynmo/train/joining.h"
 #include "dynmo/train/rank_process.h"
 #include "dynmo/transport/tags.h"
 #include "dynmo/transport/testing/fault.h"

@@ -20,7 +20,7 @@
 #include "dynmo/plan/pack.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/scenario/run.h"
-#include "dynmo/train/load_trace_step.h"
+#include "dynmo/train/traces.h"
 #include "tests/runtime/blinking_source.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"

@@ -17,7 +17,7 @@
 #include "dynmo/dynamism/pruning/load.h"
 #include "dynmo/dynamism/registry.h"
 #include "dynmo/model/pruned.h"
-#include "dynmo/train/load_trace_step.h"
+#include "dynmo/train/traces.h"
 #include "tests/dynamism/shapes.h"
 #include "tests/runtime/pipeline_fixture.h"
 #include "tests/support/temp_folder.h"

@@ -51,5 +51,23 @@ TEST(Gather, ReturnsNumbersByRankBitForBit) {
   EXPECT_TRUE(status.has_value()) << status.error().message;
 }
 
+TEST(Gather, AgreesOnEqualTextsAndNamesTheFirstRankThatDiffers) {
+  const auto status = run_ranks(3, [](Transport& transport) -> Expected<void> {
+    EXPECT_TRUE(agree(transport, 3, "plan", "0-3 4-7").has_value());
+    const auto differs = agree(transport, 3, "plan", transport.rank() == Member(2) ? "a" : "b");
+    const bool other = transport.rank() == Member(2);
+    EXPECT_TRUE(!differs && differs.error().code == ErrorCode::kInternal);
+    if (!differs) {
+      const std::string text = other ? "rank 2 derived plan " : "derived plan ";
+      EXPECT_NE(differs.error().message.find(text), std::string::npos) << differs.error().message;
+      EXPECT_TRUE(differs.error().message.find(other ? ", rank 0 derived " : ", rank 2 derived ") !=
+                  std::string::npos)
+          << differs.error().message;
+    }
+    return {};
+  });
+  EXPECT_TRUE(status.has_value()) << status.error().message;
+}
+
 }  // namespace
 }  // namespace dynmo::transport

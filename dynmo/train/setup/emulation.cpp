@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/setup/emulation.h"
-
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -10,6 +8,7 @@
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/dynamism/registry.h"
 #include "dynmo/model/emulated/layer.h"
+#include "dynmo/train/setup/run_model.h"
 
 namespace dynmo::train {
 namespace {

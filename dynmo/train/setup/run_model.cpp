@@ -11,7 +11,6 @@
 
 #include "dynmo/model/precision.h"
 #include "dynmo/model/recipe.h"
-#include "dynmo/train/setup/emulation.h"
 #include "dynmo/weights/model_config.h"
 
 namespace dynmo::train {

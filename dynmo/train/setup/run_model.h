@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/model/decoder.h"
@@ -38,6 +39,11 @@ struct RunModel {
 // key for an impossible model, or weights or a vocabulary that do not fit it. Else returns the
 // error of options.make_model.
 [[nodiscard]] Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabulary);
+
+// Makes the model of run.device = "emulated", whose layers sleep for given costs. With `dense`, all
+// steps have the costs of the trace's first step. Returns kBadInput with file and place if the
+// profile or trace cannot be read.
+[[nodiscard]] Expected<RunModel> emulated_model(const config::Config& config, bool dense);
 
 // Makes the sources of a run: those of the config, of the user and of the model.
 [[nodiscard]] dynamism::MakeSources sources_of(const TrainOptions& options, const RunModel& made);

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dynmo/train/setup/same_settings.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/train/setup/start.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 

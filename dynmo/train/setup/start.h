@@ -22,6 +22,13 @@
 
 namespace dynmo::train {
 
+// Checks that all ranks have the same settings. All ranks call it before they train together. Ranks
+// that were started separately may have different commands. Then they would wait for each other, or
+// train different models. The paths of data and run may differ by host. Returns kBadInput with the
+// difference.
+[[nodiscard]] Expected<void> check_same_settings(transport::Transport& transport,
+                                                 const ResolvedRun& run);
+
 struct Start {
   std::optional<Restored> restored;  // none: a new training
   FirstPlan first;
