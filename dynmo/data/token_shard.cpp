@@ -45,6 +45,110 @@ void copy_tokens(std::span<const std::byte> bin, std::int64_t first,
   }
 }
 
+// The fixed part of an index, and the places of the arrays behind it.
+struct IndexHead {
+  TokenType type = TokenType::kUint16;
+  std::uint64_t sequences = 0;
+  std::uint64_t boundaries = 0;  // documents + 1
+
+  [[nodiscard]] std::uint64_t width() const {
+    return static_cast<std::uint64_t>(bytes_per_token(type));
+  }
+  [[nodiscard]] std::size_t pointers() const { return kIndexHeaderBytes + sequences * 4; }
+  [[nodiscard]] std::size_t documents() const { return pointers() + sequences * 8; }
+  [[nodiscard]] std::uint64_t index_bytes() const { return documents() + boundaries * 8; }
+};
+
+Error index_fault(const std::string& file, const std::string& what) {
+  return make_error(ErrorCode::kBadInput, "{}: {}", file, what);
+}
+
+// Returns an error if the file is not a token index of a known version.
+Expected<void> check_index_format(std::span<const std::byte> bytes, const std::string& file) {
+  const std::string_view head(reinterpret_cast<const char*>(bytes.data()),
+                              std::min(bytes.size(), kIndexMagic.size()));
+  if (!kIndexMagic.starts_with(head)) {
+    const std::string other =
+        known_content({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    if (!other.empty()) return index_fault(file, "not a token index but " + other);
+    return index_fault(file, "not a token index: wanted a file that begins with MMIDIDX");
+  }
+  if (bytes.size() < kIndexHeaderBytes) {
+    return index_fault(file, fmt::format("truncated: {} bytes are there, an index has at least {}",
+                                         bytes.size(), kIndexHeaderBytes));
+  }
+  if (const auto version = load<std::uint64_t>(bytes, kVersionOffset); version != kIndexVersion) {
+    return index_fault(file, fmt::format("index version {}, wanted {}", version, kIndexVersion));
+  }
+  return {};
+}
+
+// Returns the head of an index whose file has the size that the head says.
+Expected<IndexHead> read_index_head(std::span<const std::byte> bytes, const std::string& file) {
+  DYNMO_TRY(check_index_format(bytes, file));
+  const auto code = load<std::uint8_t>(bytes, kTypeOffset);
+  const IndexHead head = {.type = static_cast<TokenType>(code),
+                          .sequences = load<std::uint64_t>(bytes, kSequencesOffset),
+                          .boundaries = load<std::uint64_t>(bytes, kDocumentsOffset)};
+  if (head.width() == 0) {
+    return index_fault(file, fmt::format("tokens of type code {}, wanted an integer type", code));
+  }
+  constexpr std::uint64_t kMaxEntries = std::uint64_t{1} << 58;  // so that no sum overflows
+  if (head.sequences > kMaxEntries || head.boundaries > kMaxEntries) {
+    return index_fault(
+        file, fmt::format("{} sequences and {} document boundaries, more than a file can hold",
+                          head.sequences, head.boundaries));
+  }
+  if (const std::uint64_t wanted = head.index_bytes(); wanted != bytes.size()) {
+    return index_fault(
+        file, fmt::format("{}{} bytes are there, wanted {} for {} sequences and {} document "
+                          "boundaries",
+                          bytes.size() < wanted ? "truncated: " : "", bytes.size(), wanted,
+                          head.sequences, head.boundaries));
+  }
+  return head;
+}
+
+// Checks that the sequences lie one behind the other. Returns the bytes that all have in the .bin.
+Expected<std::uint64_t> check_sequences(std::span<const std::byte> bytes, const IndexHead& head,
+                                        const std::string& file) {
+  std::uint64_t position = 0;
+  for (std::size_t i = 0; i < head.sequences; ++i) {
+    const auto size = load<std::int32_t>(bytes, kIndexHeaderBytes + i * 4);
+    if (size < 0) {
+      return index_fault(file, fmt::format("sequence {} has {} tokens", i, size));
+    }
+    const auto pointer = load<std::uint64_t>(bytes, head.pointers() + i * 8);
+    if (pointer != position) {
+      return index_fault(
+          file, fmt::format("sequence {} begins at byte {}, wanted {}", i, pointer, position));
+    }
+    // One sequence adds less than 2^34 bytes, so the sum is stopped long before it can overflow.
+    if (position >> 62 != 0) return index_fault(file, "more tokens than a file can hold");
+    position += static_cast<std::uint64_t>(size) * head.width();
+  }
+  return position;
+}
+
+// Checks that the documents are ascending and have all sequences.
+Expected<void> check_boundaries(std::span<const std::byte> bytes, const IndexHead& head,
+                                const std::string& file) {
+  std::uint64_t before = 0;
+  for (std::size_t i = 0; i < head.boundaries; ++i) {
+    const auto boundary = load<std::uint64_t>(bytes, head.documents() + i * 8);
+    if (boundary < before || boundary > head.sequences || (i == 0 && boundary != 0)) {
+      return index_fault(file, fmt::format("document boundary {} is sequence {}, wanted {} to {}",
+                                           i, boundary, before, i == 0 ? 0 : head.sequences));
+    }
+    before = boundary;
+  }
+  if (head.boundaries == 0 || before != head.sequences) {
+    return index_fault(
+        file, fmt::format("the documents end at sequence {} of {}", before, head.sequences));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string_view name(TokenType type) {
@@ -93,79 +197,19 @@ Expected<TokenShard> TokenShard::open(const std::filesystem::path& prefix) {
 Expected<void> TokenShard::check_index() {
   const std::string file = with_ending(prefix_, ".idx").string();
   const auto bytes = idx_->bytes();
-  const auto fault = [&](const std::string& what) {
-    return make_error(ErrorCode::kBadInput, "{}: {}", file, what);
-  };
-  const std::string_view head(reinterpret_cast<const char*>(bytes.data()),
-                              std::min(bytes.size(), kIndexMagic.size()));
-  if (!kIndexMagic.starts_with(head)) {
-    const std::string other =
-        known_content({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    if (!other.empty()) return fault("not a token index but " + other);
-    return fault("not a token index: wanted a file that begins with MMIDIDX");
-  }
-  if (bytes.size() < kIndexHeaderBytes) {
-    return fault(fmt::format("truncated: {} bytes are there, an index has at least {}",
-                             bytes.size(), kIndexHeaderBytes));
-  }
-  if (const auto version = load<std::uint64_t>(bytes, kVersionOffset); version != kIndexVersion) {
-    return fault(fmt::format("index version {}, wanted {}", version, kIndexVersion));
-  }
-  const auto code = load<std::uint8_t>(bytes, kTypeOffset);
-  type_ = static_cast<TokenType>(code);
-  const auto width = static_cast<std::uint64_t>(bytes_per_token(type_));
-  if (width == 0) return fault(fmt::format("tokens of type code {}, wanted an integer type", code));
-
-  const auto sequences = load<std::uint64_t>(bytes, kSequencesOffset);
-  const auto boundaries = load<std::uint64_t>(bytes, kDocumentsOffset);
-  constexpr std::uint64_t kMaxEntries = std::uint64_t{1} << 58;  // so that no sum overflows
-  if (sequences > kMaxEntries || boundaries > kMaxEntries) {
-    return fault(fmt::format("{} sequences and {} document boundaries, more than a file can hold",
-                             sequences, boundaries));
-  }
-  const std::uint64_t wanted = kIndexHeaderBytes + sequences * 12 + boundaries * 8;
-  if (wanted != bytes.size()) {
-    return fault(fmt::format(
-        "{}{} bytes are there, wanted {} for {} sequences and {} document "
-        "boundaries",
-        bytes.size() < wanted ? "truncated: " : "", bytes.size(), wanted, sequences, boundaries));
-  }
-  sequences_ = static_cast<std::int64_t>(sequences);
-  const std::size_t pointers = kIndexHeaderBytes + sequences * 4;
-  std::uint64_t position = 0;
-  for (std::size_t i = 0; i < sequences; ++i) {
-    const auto size = load<std::int32_t>(bytes, kIndexHeaderBytes + i * 4);
-    if (size < 0) return fault(fmt::format("sequence {} has {} tokens", i, size));
-    const auto pointer = load<std::uint64_t>(bytes, pointers + i * 8);
-    if (pointer != position) {
-      return fault(fmt::format("sequence {} begins at byte {}, wanted {}", i, pointer, position));
-    }
-    // One sequence adds less than 2^34 bytes, so the sum is stopped long before it can overflow.
-    if (position >> 62 != 0) return fault("more tokens than a file can hold");
-    position += static_cast<std::uint64_t>(size) * width;
-  }
-  if (position != bin_->bytes().size()) {
+  DYNMO_ASSIGN(const IndexHead head, read_index_head(bytes, file));
+  type_ = head.type;
+  sequences_ = static_cast<std::int64_t>(head.sequences);
+  DYNMO_ASSIGN(const std::uint64_t wanted, check_sequences(bytes, head, file));
+  if (wanted != bin_->bytes().size()) {
     return make_error(ErrorCode::kBadInput, "{}: {}{} bytes are there, wanted {} by its index",
                       with_ending(prefix_, ".bin").string(),
-                      bin_->bytes().size() < position ? "truncated: " : "", bin_->bytes().size(),
-                      position);
+                      bin_->bytes().size() < wanted ? "truncated: " : "", bin_->bytes().size(),
+                      wanted);
   }
-  tokens_ = static_cast<std::int64_t>(position / width);
-
-  const std::size_t documents = pointers + sequences * 8;
-  std::uint64_t before = 0;
-  for (std::size_t i = 0; i < boundaries; ++i) {
-    const auto boundary = load<std::uint64_t>(bytes, documents + i * 8);
-    if (boundary < before || boundary > sequences || (i == 0 && boundary != 0)) {
-      return fault(fmt::format("document boundary {} is sequence {}, wanted {} to {}", i, boundary,
-                               before, i == 0 ? 0 : sequences));
-    }
-    before = boundary;
-  }
-  if (boundaries == 0 || before != sequences) {
-    return fault(fmt::format("the documents end at sequence {} of {}", before, sequences));
-  }
-  documents_ = static_cast<std::int64_t>(boundaries) - 1;
+  tokens_ = static_cast<std::int64_t>(wanted / head.width());
+  DYNMO_TRY(check_boundaries(bytes, head, file));
+  documents_ = static_cast<std::int64_t>(head.boundaries) - 1;
   return {};
 }
 

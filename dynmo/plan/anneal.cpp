@@ -213,6 +213,15 @@ void Annealer::balance_cut(Balance balance) {
 // Loads the layout into the scheduler; false if a rank's memory cannot hold its layers and one
 // micro-batch.
 bool Annealer::load(const Layout& layout) {
+  load_stages(layout);
+  load_timings();
+  if (!load_limits()) return false;
+  load_policy(layout.policy);
+  scheduler_.load(loaded_.shape, loaded_.timings, loaded_.limits);
+  return true;
+}
+
+void Annealer::load_stages(const Layout& layout) {
   loaded_.stages.clear();
   for (std::size_t s = 0; s < layout.placement.size(); ++s) {
     const int first = layout.bounds[s];
@@ -228,12 +237,18 @@ bool Annealer::load(const Layout& layout) {
     loaded_.stages.back().again += model_.again[j] - model_.again[i];
     loaded_.stages.back().saved += model_.saved[j] - model_.saved[i];
   }
-  const auto ranks = static_cast<std::size_t>(cluster_.size());
   loaded_.shape.ranks = cluster_.size();
   loaded_.shape.micro_batches = micro_batches_;
   loaded_.shape.stages.clear();
+  for (const Stage& stage : loaded_.stages) {
+    loaded_.shape.stages.push_back({Rank{stage.rank}, stage.end <= model_.frozen_layers});
+  }
+}
+
+// Times the loaded stages, and sums up what they ask of each rank.
+void Annealer::load_timings() {
+  const auto ranks = static_cast<std::size_t>(cluster_.size());
   loaded_.timings.clear();
-  loaded_.policy.offsets.clear();
   scratch_.state.assign(ranks, 0);
   scratch_.need.assign(ranks, 0);
   scratch_.restored.assign(ranks, 0);
@@ -247,7 +262,6 @@ bool Annealer::load(const Layout& layout) {
     const auto time = [&](const std::vector<std::int64_t>& sums, std::int64_t more = 0) {
       return slowed(sums[j] - sums[i] + more, speed);
     };
-    loaded_.shape.stages.push_back({Rank{stage.rank}, stage.end <= model_.frozen_layers});
     schedule::StageTiming timing{
         .forward = Nanoseconds{time(model_.forward)},
         .input_gradient = Nanoseconds{time(model_.input_gradient, stage.again)},
@@ -267,21 +281,31 @@ bool Annealer::load(const Layout& layout) {
     scratch_.state[rank] += model_.state[j] - model_.state[i];
     scratch_.need[rank] += timing.stash.value;
     scratch_.restored[rank] = std::max(scratch_.restored[rank], timing.restored.value);
-    loaded_.policy.offsets.push_back(layout.policy.offsets[static_cast<std::size_t>(stage.origin)]);
   }
+  loaded_.update = *std::max_element(scratch_.load.begin(), scratch_.load.end());
+}
+
+// Returns false if a rank's memory cannot hold one micro-batch.
+bool Annealer::load_limits() {
   loaded_.limits.clear();
-  for (std::size_t r = 0; r < ranks; ++r) {
+  for (std::size_t r = 0; r < scratch_.state.size(); ++r) {
     loaded_.limits.push_back(cluster_.ranks[r].memory - Bytes{scratch_.state[r]});
     if (scratch_.need[r] + scratch_.restored[r] > loaded_.limits[r].value) return false;
   }
-  loaded_.update = *std::max_element(scratch_.load.begin(), scratch_.load.end());
-  loaded_.policy.forward = layout.policy.forward;
-  loaded_.policy.gradient = layout.policy.gradient;
-  loaded_.policy.weight_delay = layout.policy.weight_delay;
-  loaded_.policy.wait_for_weight = layout.policy.wait_for_weight;
-  loaded_.policy.wait_for_others = layout.policy.wait_for_others;
-  scheduler_.load(loaded_.shape, loaded_.timings, loaded_.limits);
   return true;
+}
+
+// Takes the offsets of the loaded stages alone.
+void Annealer::load_policy(const schedule::DuePolicy& policy) {
+  loaded_.policy.offsets.clear();
+  for (const Stage& stage : loaded_.stages) {
+    loaded_.policy.offsets.push_back(policy.offsets[static_cast<std::size_t>(stage.origin)]);
+  }
+  loaded_.policy.forward = policy.forward;
+  loaded_.policy.gradient = policy.gradient;
+  loaded_.policy.weight_delay = policy.weight_delay;
+  loaded_.policy.wait_for_weight = policy.wait_for_weight;
+  loaded_.policy.wait_for_others = policy.wait_for_others;
 }
 
 std::int64_t Annealer::time_of(const Layout& layout, std::int64_t bound) {

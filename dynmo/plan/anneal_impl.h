@@ -132,6 +132,10 @@ class Annealer {
   void try_policy(const schedule::DuePolicy& policy, std::int64_t actions);
   [[nodiscard]] std::int64_t time_of(const Layout& layout, std::int64_t bound);
   [[nodiscard]] bool load(const Layout& layout);
+  void load_stages(const Layout& layout);
+  void load_timings();
+  [[nodiscard]] bool load_limits();
+  void load_policy(const schedule::DuePolicy& policy);
   void move_bounds(std::vector<int>& bounds);
   void move_policy(schedule::DuePolicy& policy);
   void move_offset(schedule::DuePolicy& policy);

@@ -245,6 +245,13 @@ class Run {
   // Continues from the newest step for which the ranks have all layers. These may be live, in
   // snapshots or in a checkpoint. Otherwise continues from the beginning.
   Expected<void> recover(Lane& lane, Recovery& recovery);
+  // Begins again from the newest checkpoint, of step `newest`, or from the beginning.
+  Expected<void> recover_from_files(Lane& lane, Recovery& recovery, Generation generation,
+                                    std::optional<std::int64_t> newest);
+  // Regroups the layers of `step` under a plan for the ranks that are left. `known` has what was
+  // measured of their links.
+  Expected<void> recover_from_memory(Lane& lane, Recovery& recovery, std::int64_t step,
+                                     Generation generation, const cost::Cluster& known);
   Expected<control::AfterLoss> plan_after_loss(std::int64_t step, const cost::Cluster& cluster);
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,

@@ -252,23 +252,43 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
     held_ = lane.group->close();
     lane.group.reset();
   }
-  const elastic::View& view = elasticity_->view();
-  const Generation generation = std::max(view.generation, reports.generation + 1);
+  const Generation generation = std::max(elasticity_->view().generation, reports.generation + 1);
   if (decision.origin != elastic::Origin::kMemory) {
-    held_ = {};
-    const Expected<void> again = begin_again(lane, generation);
-    if (!again && again.error().code == ErrorCode::kInfeasible) {
-      return too_few(recovery.why, again.error().message,
-                     newest < 0 ? std::nullopt : std::optional(newest));
-    }
-    DYNMO_TRY(again);
-    recovery.reached = std::max(recovery.reached, done_.first);  // of a resumed run
-    recovery.end_phase("read");
-    recovery.from = done_.first > 0 ? "checkpoint" : "initial values";
-    return {};
+    return recover_from_files(lane, recovery, generation,
+                              newest < 0 ? std::nullopt : std::optional(newest));
   }
-  recovery.from = decision.step == recovery.reached ? "live layers" : "snapshot";
-  runtime::roll_back(held_, decision.step);
+  DYNMO_TRY(recover_from_memory(lane, recovery, decision.step, generation, known));
+  const bool asked = lane.group->pipeline().state().asked;
+  const std::size_t self = world().rank().index();
+  if (done_.steps != decision.step) DYNMO_TRY(lane.log->go_back());
+  if (done_.steps == decision.step) lane.log->begin_group();
+  done_.first = done_.steps = decision.step;
+  // Where layers are those of the next step already, all of it was done.
+  if (!asked) return after_step_again(lane);
+  const auto validation = reports.lacked_validation(self, decision.step);
+  if (validation) lane.log->note_validation(*validation);
+  return {};
+}
+
+Expected<void> Run::recover_from_files(Lane& lane, Recovery& recovery, Generation generation,
+                                       std::optional<std::int64_t> newest) {
+  held_ = {};
+  const Expected<void> again = begin_again(lane, generation);
+  if (!again && again.error().code == ErrorCode::kInfeasible) {
+    return too_few(recovery.why, again.error().message, newest);
+  }
+  DYNMO_TRY(again);
+  recovery.reached = std::max(recovery.reached, done_.first);  // of a resumed run
+  recovery.end_phase("read");
+  recovery.from = done_.first > 0 ? "checkpoint" : "initial values";
+  return {};
+}
+
+Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int64_t step,
+                                        Generation generation, const cost::Cluster& known) {
+  const elastic::View& view = elasticity_->view();
+  recovery.from = step == recovery.reached ? "live layers" : "snapshot";
+  runtime::roll_back(held_, step);
   if (held_.controller) {
     held_.controller->ranks_changed(
         positions_before(recovering_->numbered, view, grid().replicas()));
@@ -280,14 +300,14 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
                    world(), host_of_rank(groups_->self().host, options().rank_device),
                    grid().replicas(), rank_memory(config()), known));
   const cost::Cluster& cluster = measured.cluster;
-  DYNMO_ASSIGN(control::AfterLoss after, plan_after_loss(decision.step, cluster));
+  DYNMO_ASSIGN(control::AfterLoss after, plan_after_loss(step, cluster));
   after.decision.plan.generation = generation;
   // The ranks have not all measured the same steps.
   const std::string origin = "the plan after a loss";
   const Json mine = {{"plan", plan::to_json(after.decision.plan)}, {"fault", after.fault}};
   DYNMO_ASSIGN(const Json said, transport::first_json(world(), tag(), mine, origin));
   DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said.value("plan", Json()), origin));
-  DYNMO_TRY(regroup_at(lane, plan, decision.step, cluster));
+  DYNMO_TRY(regroup_at(lane, plan, step, cluster));
   const auto fault = said.value("fault", "");
   if (!fault.empty()) {
     DYNMO_ASSIGN(const auto kept, keep_in_checkpoint(lane));
@@ -296,15 +316,6 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   recovery.decision = std::move(after.decision);
   if (lane.group->pipeline().costs()) DYNMO_TRY(lane.group->pipeline().go_on());
   recovery.end_phase("regroup");
-  const bool asked = lane.group->pipeline().state().asked;
-  const std::size_t self = world().rank().index();
-  if (done_.steps != decision.step) DYNMO_TRY(lane.log->go_back());
-  if (done_.steps == decision.step) lane.log->begin_group();
-  done_.first = done_.steps = decision.step;
-  // Where layers are those of the next step already, all of it was done.
-  if (!asked) return after_step_again(lane);
-  const auto validation = reports.lacked_validation(self, decision.step);
-  if (validation) lane.log->note_validation(*validation);
   return {};
 }
 
