@@ -46,14 +46,13 @@ cost::LayerTime mean_time(const std::vector<cost::LayerTime>& micro_batches) {
 
 Profiler::Profiler(cost::ModelCost known, int window, double relevant)
     : known_(std::move(known)),
-      least_(static_cast<std::size_t>(std::max(window, 1))),
-      relevant_(relevant),
-      noise_(kLongest * least_) {}
+      minimum_{.steps = static_cast<std::size_t>(std::max(window, 1)), .change = relevant},
+      noise_(kLongest * minimum_.steps) {}
 
 void Profiler::forget_times() {
   window_.clear();
   found_.clear();
-  noise_ = NoiseMeter(kLongest * least_);
+  noise_ = NoiseMeter(kLongest * minimum_.steps);
   work_.clear();
   last_.clear();
 }
@@ -90,7 +89,7 @@ std::optional<FoundChange> Profiler::add(const std::vector<cost::LayerSample>& l
     }
   }
   window_.push_back(std::move(sample));
-  if (window_.size() > kLongest * least_) window_.pop_front();
+  if (window_.size() > kLongest * minimum_.steps) window_.pop_front();
   note_overhead();
   return find(frozen_layers);
 }
@@ -150,7 +149,7 @@ void Profiler::note_overhead() {
        {&cost::StepSample::overhead_s, &cost::StepSample::action_s, &cost::StepSample::message_s,
         &cost::StepSample::reduction_bytes_per_s}) {
     std::vector<double> measured;
-    for (std::size_t i = first_of_newest(window_, least_); i < window_.size(); ++i) {
+    for (std::size_t i = first_of_newest(window_, minimum_.steps); i < window_.size(); ++i) {
       if (window_[i].overhead.*field) measured.push_back(*(window_[i].overhead.*field));
     }
     if (!measured.empty()) overhead_.*field = median(std::move(measured));
@@ -209,8 +208,8 @@ std::optional<FoundChange> Profiler::find(int frozen_layers) {
     scale(measure_change(times(frozen_layers), found), found.steps, frozen_layers);
   }
   std::erase_if(found_, [](const FoundChange& f) { return f.steps >= 2 * kMeasuredAgain; });
-  auto found =
-      find_change(times(frozen_layers), {.own = noise_.own(), .rank = noise_.rank()}, relevant_);
+  auto found = find_change(times(frozen_layers), {.own = noise_.own(), .rank = noise_.rank()},
+                           minimum_.change);
   if (!found) return found;
   scale(found->factors, found->steps, frozen_layers);
   found_.push_back(*found);

@@ -143,6 +143,10 @@ class Profiler {
       visit("gradient_bytes", self.gradient_bytes);
     }
   };
+  struct Minimum {
+    std::size_t steps = 1;  // of the window
+    double change = 0;      // as a share of the mean rank's time
+  };
   // Lists all members except knowledge of the layers and the constructor's arguments.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit);
@@ -162,8 +166,7 @@ class Profiler {
 
   cost::ModelCost known_;
   bool measured_boundaries_ = false;
-  std::size_t least_;
-  double relevant_;
+  Minimum minimum_;
   std::deque<Sample> window_;
   bool outdated_ = false;           // the whole window
   std::vector<Products> products_;  // by layer

@@ -37,45 +37,45 @@ std::string why_no_text(std::string_view text) {
 }  // namespace
 
 Expected<bool> BlockReader::next(Block& block) {
-  while (left_ == 0 && carried_.empty()) {
+  while (open_.left == 0 && open_.carried.empty()) {
     if (index_ == corpus_.files.size()) return false;
     DYNMO_ASSIGN(const bool whole, open());
     if (!whole) continue;
     block = {.kind = Block::Kind::kFile,
-             .file = file_,
+             .file = open_.file,
              .number = 0,
              .offset = 0,
              .last = true,
              .text = {}};
     DYNMO_TRY(read(block.text, kPieceBytes));
-    left_ = 0;
+    open_.left = 0;
     return true;
   }
   block = {.kind = Block::Kind::kPiece,
-           .file = file_,
+           .file = open_.file,
            .number = 0,
            .offset = 0,
            .last = true,
            .text = {}};
-  DYNMO_TRY(lines_ ? next_lines(block) : next_piece(block));
+  DYNMO_TRY(open_.lines ? next_lines(block) : next_piece(block));
   return true;
 }
 
-// Whether the next file is one block; else left_ says whether there is anything to read in it.
+// Whether the next file is one block; else open_.left says whether there is anything to read in it.
 Expected<bool> BlockReader::open() {
-  file_ = &corpus_.files[index_++];
-  DYNMO_ASSIGN(stream_, TextStream::open(file_->path));
-  left_ = file_->bytes;
-  DYNMO_ASSIGN(lines_, is_json_lines());
-  number_ = lines_ ? 1 : 0;
-  offset_ = 0;
-  if (lines_) return false;
-  if (file_->bytes <= static_cast<std::int64_t>(kPieceBytes)) return true;
+  open_.file = &corpus_.files[index_++];
+  DYNMO_ASSIGN(open_.stream, TextStream::open(open_.file->path));
+  open_.left = open_.file->bytes;
+  DYNMO_ASSIGN(open_.lines, is_json_lines());
+  open_.number = open_.lines ? 1 : 0;
+  open_.offset = 0;
+  if (open_.lines) return false;
+  if (open_.file->bytes <= static_cast<std::int64_t>(kPieceBytes)) return true;
   DYNMO_ASSIGN(std::string why, why_not_text());
   if (!why.empty()) {
-    binary_.push_back({.file = file_, .why = std::move(why)});
-    bytes_ += left_;
-    left_ = 0;
+    binary_.push_back({.file = open_.file, .why = std::move(why)});
+    bytes_ += open_.left;
+    open_.left = 0;
   }
   return false;
 }
@@ -83,15 +83,15 @@ Expected<bool> BlockReader::open() {
 // Looks at the name, then at the first line, and goes back to the beginning.
 Expected<bool> BlockReader::is_json_lines() {
   if (format_ != InputFormat::kAuto) return format_ == InputFormat::kJsonLines;
-  if (file_->is_named_json_lines()) return true;
+  if (open_.file->is_named_json_lines()) return true;
   DYNMO_ASSIGN(const std::string line, first_line());
   const bool object = line.starts_with('{');
   if (object && has_document(line, text_key_)) return true;
-  if (!file_->is_named_json() || (!object && !line.starts_with('['))) return false;
+  if (!open_.file->is_named_json() || (!object && !line.starts_with('['))) return false;
   return make_error(ErrorCode::kBadInput,
                     "'{}' is JSON, but not of an object with a string under '{}' a line: wanted "
                     "JSON lines, another text key, or to take it for the text of one document",
-                    file_->path.string(), text_key_);
+                    open_.file->path.string(), text_key_);
 }
 
 // Returns the first line that is not blank, as far as it is needed; "" where there is none.
@@ -100,7 +100,7 @@ Expected<std::string> BlockReader::first_line() {
   std::array<char, 4096> piece;
   bool whole = false;
   while (!whole && line.size() <= kMaxLine) {
-    DYNMO_ASSIGN(const std::size_t count, stream_.read(piece));
+    DYNMO_ASSIGN(const std::size_t count, open_.stream.read(piece));
     if (count == 0) break;
     const std::string_view got(piece.data(), count);
     const bool begun = !line.empty();
@@ -111,7 +111,7 @@ Expected<std::string> BlockReader::first_line() {
     whole = (!line.empty() && !line.starts_with('{')) ||
             (begun ? got : std::string_view(line)).find('\n') != std::string_view::npos;
   }
-  DYNMO_ASSIGN(stream_, TextStream::open(file_->path));
+  DYNMO_ASSIGN(open_.stream, TextStream::open(open_.file->path));
   return line.substr(0, line.find('\n'));
 }
 
@@ -120,17 +120,17 @@ Expected<std::string> BlockReader::why_not_text() {
   TextCheck check;
   std::string known;
   std::array<char, 65536> piece;
-  for (std::int64_t rest = left_; rest > 0 && check.can_be_text();) {
+  for (std::int64_t rest = open_.left; rest > 0 && check.can_be_text();) {
     const auto wanted = std::min(std::ssize(piece), static_cast<std::ptrdiff_t>(rest));
     DYNMO_ASSIGN(const std::size_t count,
-                 stream_.read(std::span(piece).first(static_cast<std::size_t>(wanted))));
+                 open_.stream.read(std::span(piece).first(static_cast<std::size_t>(wanted))));
     if (count == 0) break;
     const std::string_view got(piece.data(), count);
-    if (rest == left_) known = known_content(got);
+    if (rest == open_.left) known = known_content(got);
     check.feed(got);
     rest -= static_cast<std::int64_t>(count);
   }
-  DYNMO_ASSIGN(stream_, TextStream::open(file_->path));
+  DYNMO_ASSIGN(open_.stream, TextStream::open(open_.file->path));
   if (check.is_text()) return std::string();
   return known.empty() ? check.why_not() : known;
 }
@@ -138,37 +138,38 @@ Expected<std::string> BlockReader::why_not_text() {
 // Appends at most `max` bytes to `text`.
 Expected<void> BlockReader::read(std::string& text, std::size_t max) {
   const std::size_t before = text.size();
-  const auto wanted = std::min(max, static_cast<std::size_t>(left_));
+  const auto wanted = std::min(max, static_cast<std::size_t>(open_.left));
   text.resize(before + wanted);
-  DYNMO_ASSIGN(const std::size_t count, stream_.read(std::span(text).subspan(before)));
+  DYNMO_ASSIGN(const std::size_t count, open_.stream.read(std::span(text).subspan(before)));
   text.resize(before + count);
   bytes_ += static_cast<std::int64_t>(count);
-  left_ = count < wanted ? 0 : left_ - static_cast<std::int64_t>(count);  // 0: it has shrunk
+  open_.left =
+      count < wanted ? 0 : open_.left - static_cast<std::int64_t>(count);  // 0: it has shrunk
   return {};
 }
 
 Expected<void> BlockReader::next_piece(Block& block) {
-  block.number = number_++;
-  block.offset = offset_;
-  block.text = std::exchange(carried_, {});
+  block.number = open_.number++;
+  block.offset = open_.offset;
+  block.text = std::exchange(open_.carried, {});
   DYNMO_TRY(read(block.text, kPieceBytes - block.text.size()));
-  block.last = left_ == 0;
+  block.last = open_.left == 0;
   if (block.last) return {};
   const std::size_t line = block.text.rfind('\n');
   const std::size_t cut =
       line == std::string::npos ? block.text.size() - incomplete_tail(block.text) : line + 1;
-  carried_ = block.text.substr(cut);
+  open_.carried = block.text.substr(cut);
   block.text.resize(cut);
-  offset_ += static_cast<std::int64_t>(cut);
+  open_.offset += static_cast<std::int64_t>(cut);
   return {};
 }
 
 Expected<void> BlockReader::next_lines(Block& block) {
   block.kind = Block::Kind::kLines;
-  block.number = number_;
-  block.text = std::exchange(carried_, {});
+  block.number = open_.number;
+  block.text = std::exchange(open_.carried, {});
   std::size_t cut = 0;  // behind the last line that is whole; what is carried ends none
-  while (left_ > 0) {
+  while (open_.left > 0) {
     const std::size_t before = block.text.size();
     DYNMO_TRY(read(block.text, kLinesBytes));
     const std::size_t end = std::string_view(block.text).substr(before).rfind('\n');
@@ -180,14 +181,14 @@ Expected<void> BlockReader::next_lines(Block& block) {
       return make_error(ErrorCode::kBadInput,
                         "{}:{}: a line of more than {} MiB, wanted JSON lines: one object with a "
                         "document a line",
-                        file_->path.string(), number_, kMaxLine >> 20);
+                        open_.file->path.string(), open_.number, kMaxLine >> 20);
     }
   }
-  if (left_ > 0) {
-    carried_ = block.text.substr(cut);
+  if (open_.left > 0) {
+    open_.carried = block.text.substr(cut);
     block.text.resize(cut);
   }
-  number_ += std::count(block.text.begin(), block.text.end(), '\n');
+  open_.number += std::count(block.text.begin(), block.text.end(), '\n');
   return {};
 }
 

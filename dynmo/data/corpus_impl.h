@@ -86,6 +86,17 @@ class BlockReader {
   [[nodiscard]] const std::vector<NotText>& binary() const { return binary_; }
 
  private:
+  // The file that is being read, and the place in it.
+  struct OpenFile {
+    const CorpusFile* file = nullptr;
+    bool lines = false;  // it is JSON lines
+    TextStream stream;
+    std::int64_t left = 0;    // bytes not read yet
+    std::string carried;      // read, and not in a block yet
+    std::int64_t number = 0;  // of the next block
+    std::int64_t offset = 0;  // of the next piece
+  };
+
   Expected<bool> open();
   Expected<bool> is_json_lines();
   Expected<std::string> first_line();
@@ -98,13 +109,7 @@ class BlockReader {
   InputFormat format_;
   std::string text_key_;
   std::size_t index_ = 0;  // of the next file
-  const CorpusFile* file_ = nullptr;
-  bool lines_ = false;  // it is JSON lines
-  TextStream stream_;
-  std::int64_t left_ = 0;    // bytes of the file not read yet
-  std::string carried_;      // read, and not in a block yet
-  std::int64_t number_ = 0;  // of the next block
-  std::int64_t offset_ = 0;  // of the next piece
+  OpenFile open_;
   std::int64_t bytes_ = 0;
   std::vector<NotText> binary_;
 };

@@ -16,7 +16,7 @@ using process::LineServer;
 ControlService::ControlService(Options options)
     : options_(std::move(options)),
       secret_(options_.secret.empty() ? make_secret() : options_.secret),
-      numbers_{.known = {}, .next = options_.first_member},
+      joining_{.next_number = options_.first_member},
       status_(Json::object()) {}
 
 Expected<std::unique_ptr<ControlService>> ControlService::open(Options options) {
@@ -118,10 +118,10 @@ LineServer::Answer ControlService::on_join(ClientId client, const Request& reque
   }
   const std::lock_guard lock(mutex_);
   Member member = request.newcomer;
-  const auto [known, first] = numbers_.known.try_emplace(member.id, numbers_.next);
-  if (first) ++numbers_.next;
+  const auto [known, first] = joining_.numbers.try_emplace(member.id, joining_.next_number);
+  if (first) ++joining_.next_number;
   member.number = known->second;
-  newcomers_.push_back({.client = client, .member = member});
+  joining_.newcomers.push_back({.client = client, .member = member});
   present_.push_back(client);
   note_waiting();
   Reply reply{.done = true, .text = fmt::format("waiting as rank {}", member.number)};
@@ -131,28 +131,30 @@ LineServer::Answer ControlService::on_join(ClientId client, const Request& reque
 
 void ControlService::forget(ClientId client) {
   std::erase(present_, client);
-  std::erase_if(newcomers_, [&](const Newcomer& newcomer) { return newcomer.client == client; });
+  std::erase_if(joining_.newcomers,
+                [&](const Newcomer& newcomer) { return newcomer.client == client; });
   note_waiting();
 }
 
 void ControlService::note_waiting() {
   const auto waits = [](const Newcomer& newcomer) { return !newcomer.admitted; };
-  waiting_ = !requests_.empty() || std::ranges::count_if(newcomers_, waits) >= options_.replicas;
+  waiting_ =
+      !requests_.empty() || std::ranges::count_if(joining_.newcomers, waits) >= options_.replicas;
 }
 
 void ControlService::gone(ClientId client) {
   const std::lock_guard lock(mutex_);
-  for (const Newcomer& newcomer : newcomers_) {
+  for (const Newcomer& newcomer : joining_.newcomers) {
     if (newcomer.client != client || !newcomer.admitted) continue;
-    missing_ = make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined",
-                          newcomer.member.number);
+    joining_.missing = make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined",
+                                  newcomer.member.number);
   }
   forget(client);
 }
 
 int ControlService::next_member() {
   const std::lock_guard lock(mutex_);
-  return numbers_.next;
+  return joining_.next_number;
 }
 
 std::vector<ClientRequest> ControlService::take() {
@@ -164,7 +166,7 @@ std::vector<ClientRequest> ControlService::take() {
 
 std::vector<Newcomer> ControlService::newcomers() {
   const std::lock_guard lock(mutex_);
-  std::vector<Newcomer> some = newcomers_;
+  std::vector<Newcomer> some = joining_.newcomers;
   std::erase_if(some, [](const Newcomer& newcomer) { return newcomer.admitted; });
   some.resize(some.size() - some.size() % static_cast<std::size_t>(options_.replicas));
   return some;
@@ -184,9 +186,9 @@ void ControlService::admit(ClientId client, const Place& place) {
   reply.place = place;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find(newcomers_, client, &Newcomer::client);
-    if (found == newcomers_.end()) {
-      missing_ =
+    const auto found = std::ranges::find(joining_.newcomers, client, &Newcomer::client);
+    if (found == joining_.newcomers.end()) {
+      joining_.missing =
           make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined", place.member);
       return;
     }
@@ -198,7 +200,7 @@ void ControlService::admit(ClientId client, const Place& place) {
 
 std::optional<Error> ControlService::missing() {
   const std::lock_guard lock(mutex_);
-  return missing_;
+  return joining_.missing;
 }
 
 void ControlService::dismiss_admitted() {
@@ -206,11 +208,11 @@ void ControlService::dismiss_admitted() {
   {
     // At once: one that goes from here on is missing no more.
     const std::lock_guard lock(mutex_);
-    for (const Newcomer& newcomer : newcomers_) {
+    for (const Newcomer& newcomer : joining_.newcomers) {
       if (newcomer.admitted) admitted.push_back(newcomer.client);
     }
     for (const ClientId client : admitted) forget(client);
-    missing_.reset();
+    joining_.missing.reset();
   }
   for (const ClientId client : admitted) {
     server_->send(client, to_line(Reply{.done = true, .text = "done"}), /*done=*/true);

@@ -73,9 +73,11 @@ class ControlService {
   void set_status(Json status);
 
  private:
-  struct Numbers {
-    std::map<MemberId, int> known;  // all newcomers so far; one may return
-    int next = 0;
+  struct Joining {
+    std::vector<Newcomer> newcomers = {};
+    std::optional<Error> missing = {};     // of an admitted process
+    std::map<MemberId, int> numbers = {};  // of all newcomers so far; one may return
+    int next_number = 0;
   };
 
   explicit ControlService(Options options);
@@ -94,9 +96,7 @@ class ControlService {
   std::mutex mutex_;  // guards the members below
   std::optional<JobFile> next_endpoint_;
   std::vector<ClientRequest> requests_;
-  std::vector<Newcomer> newcomers_;
-  std::optional<Error> missing_;  // of an admitted process
-  Numbers numbers_;
+  Joining joining_;
   std::vector<process::ClientId> present_;  // clients that wait for an answer
   Json status_;
   // Last, because its thread uses the members above.

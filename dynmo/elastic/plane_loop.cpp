@@ -51,18 +51,20 @@ void PlaneLoop::wake() {
 
 Expected<void> PlaneLoop::listen(const std::string& address) {
   const std::lock_guard lock(mutex_);
-  if (listener_) return {};
-  DYNMO_ASSIGN(listener_, process::listen_on(address, 0));
-  process::make_prompt(listener_);
-  address_ = address;
+  if (listening_.socket) return {};
+  DYNMO_ASSIGN(listening_.socket, process::listen_on(address, 0));
+  process::make_prompt(listening_.socket);
+  listening_.address = address;
   wake();
   return {};
 }
 
 PlanePlace PlaneLoop::place() const {
   const std::lock_guard lock(mutex_);
-  DYNMO_CHECK(static_cast<bool>(listener_), "a plane that listens");
-  return {.address = address_, .port = process::local_port(listener_), .secret = secret_};
+  DYNMO_CHECK(static_cast<bool>(listening_.socket), "a plane that listens");
+  return {.address = listening_.address,
+          .port = process::local_port(listening_.socket),
+          .secret = secret_};
 }
 
 std::shared_ptr<GroupStar> PlaneLoop::open(const WatchOptions& options) {
@@ -70,9 +72,9 @@ std::shared_ptr<GroupStar> PlaneLoop::open(const WatchOptions& options) {
               "rank 0 of several, got rank {} of {}", options.rank, options.size);
   auto star = std::make_shared<GroupStar>(options);
   request([&] {
-    DYNMO_CHECK(static_cast<bool>(listener_), "a plane that listens");
-    ended_.erase(options.generation);
-    stars_.push_back(star);
+    DYNMO_CHECK(static_cast<bool>(listening_.socket), "a plane that listens");
+    stars_.ended.erase(options.generation);
+    stars_.open.push_back(star);
     for (PlanePeer& peer : peers_) {
       for (const auto& [channel, early] : std::exchange(peer.waiting, {})) {
         (void)handle_join(peer, channel, early.join);
@@ -125,7 +127,7 @@ Expected<std::shared_ptr<GroupStar>> PlaneLoop::join(const WatchOptions& options
     const process::Join join{.generation = options.generation, .rank = options.rank};
     peer->out += process::encode(FrameType::kJoin, {channel, process::text_of(join)});
     peer->flush();
-    stars_.push_back(star);
+    stars_.open.push_back(star);
     return star->connect(0, *peer, channel);
   });
   if (!connected) return star->lost(0, "its connection closed");
@@ -161,11 +163,11 @@ void PlaneLoop::end(GroupStar& star) {
   request([&] {
     star.end();
     if (star.is_rank_0() && !star.all_done()) {
-      ended_[star.options().generation] =
+      stars_.ended[star.options().generation] =
           star.verdict().value_or(star.lost(0, "its connection closed"));
-      if (ended_.size() > kMaxEnded) ended_.erase(ended_.begin());
+      if (stars_.ended.size() > kMaxEnded) stars_.ended.erase(stars_.ended.begin());
     }
-    std::erase_if(stars_, [&](const auto& one) { return one.get() == &star; });
+    std::erase_if(stars_.open, [&](const auto& one) { return one.get() == &star; });
   });
 }
 
@@ -183,7 +185,7 @@ void PlaneLoop::run() {
       for (PlanePeer& peer : peers_) peer.last_received += late;
     }
     last_turn = now;
-    if (listener_) accept_all();
+    if (listening_.socket) accept_all();
     read_peers();
     handle_ended();
     check_silence(now);
@@ -202,7 +204,7 @@ void PlaneLoop::run() {
 
 void PlaneLoop::wait_for_events(Lock& lock, Clock::time_point until) {
   std::vector<pollfd> events = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-                                {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+                                {.fd = listening_.socket.get(), .events = POLLIN, .revents = 0}};
   for (const PlanePeer& peer : peers_) {
     const int wanted = POLLIN | (peer.out.empty() ? 0 : POLLOUT);
     events.push_back({.fd = peer.socket.get(), .events = static_cast<short>(wanted), .revents = 0});
@@ -224,7 +226,8 @@ void PlaneLoop::wait_for_events(Lock& lock, Clock::time_point until) {
 
 void PlaneLoop::accept_all() {
   while (true) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket(
+        accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
     process::make_prompt(socket);
     peers_.emplace_back().socket = std::move(socket);
@@ -291,15 +294,15 @@ PlaneLoop::State PlaneLoop::handle_of_group(PlanePeer& peer, FrameType type,
 PlaneLoop::State PlaneLoop::handle_join(PlanePeer& peer, std::uint32_t channel,
                                         const process::Join& join) {
   if (peer.channels.contains(channel)) return State::kClosed;
-  const auto found = std::ranges::find_if(stars_, [&](const auto& star) {
+  const auto found = std::ranges::find_if(stars_.open, [&](const auto& star) {
     return star->is_rank_0() && star->options().generation == join.generation;
   });
-  if (found != stars_.end()) {
+  if (found != stars_.open.end()) {
     if (!(*found)->connect(join.rank.value, peer, channel)) return State::kClosed;
     peer.channels[channel] = *found;
     return State::kOpen;
   }
-  if (const auto why = ended_.find(join.generation); why != ended_.end()) {
+  if (const auto why = stars_.ended.find(join.generation); why != stars_.ended.end()) {
     peer.out += process::encode(FrameType::kVerdict, {channel, process::text_of(why->second)});
     return State::kOpen;
   }
@@ -343,7 +346,7 @@ void PlaneLoop::check_silence(Clock::time_point now) {
 
 void PlaneLoop::tell_verdicts(Lock& lock) {
   std::vector<std::shared_ptr<GroupStar>> news;
-  for (const auto& star : stars_) {
+  for (const auto& star : stars_.open) {
     if (star->take_news()) news.push_back(star);
   }
   if (news.empty()) return;
@@ -356,7 +359,7 @@ void PlaneLoop::tell_verdicts(Lock& lock) {
 // end has not read yet, the verdict among it: so the other ends close first if they can.
 void PlaneLoop::close_connections(Lock& lock) {
   const auto deadline = Clock::now() + kCloseTime;
-  listener_.reset();
+  listening_.socket.reset();
   std::erase_if(peers_, [](const PlanePeer& peer) { return !peer.known; });
   for (PlanePeer& peer : peers_) {
     peer.flush();

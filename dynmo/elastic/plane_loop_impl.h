@@ -73,6 +73,15 @@ class PlaneLoop {
  private:
   using State = process::PeerConnection::State;
   using Lock = std::unique_lock<std::mutex>;
+  struct Listening {
+    process::UniqueFd socket;
+    std::string address;
+  };
+  struct Stars {
+    std::vector<std::shared_ptr<GroupStar>> open;
+    // Groups of this rank 0 that other processes may still want to join.
+    std::map<Generation, Error> ended;
+  };
 
   [[nodiscard]] std::string own_hello() const;
   void wake();
@@ -98,13 +107,10 @@ class PlaneLoop {
   mutable std::mutex mutex_;  // guards the members below
   mutable std::condition_variable changed_;
   std::uint64_t secret_;
-  process::UniqueFd listener_;
-  std::string address_;                  // where it listens
+  Listening listening_;
   std::list<PlanePeer> peers_;           // only the thread closes and removes them
   std::vector<WatchedProcess> watched_;  // only the thread removes them
-  std::vector<std::shared_ptr<GroupStar>> stars_;
-  // Groups of this rank 0 that other processes may still want to join.
-  std::map<Generation, Error> ended_;
+  Stars stars_;
   std::string notice_;  // answer to ask()
   bool stop_ = false;
 

@@ -105,16 +105,16 @@ Survivors::Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,
 void Survivors::note(const Member& member, Answer answer, Clock::time_point now) {
   if (answer.fate == Fate::kDead) note_dead(standing_, member.id);
   if (answer.fate == Fate::kSilent) {
-    silent_since_.try_emplace(member.id, now);
+    seen_.silent_since.try_emplace(member.id, now);
   } else {
-    if (answer.fate == Fate::kAlive && is_given_up(member)) back_ = now;
-    silent_since_.erase(member.id);
+    if (answer.fate == Fate::kAlive && is_given_up(member)) seen_.back = now;
+    seen_.silent_since.erase(member.id);
   }
-  answers_[member.id] = std::move(answer);
+  seen_.answers[member.id] = std::move(answer);
 }
 
 void Survivors::look(Clock::time_point now) {
-  now_ = now;
+  seen_.now = now;
   std::vector<Member> all = before_.members;
   for (const View& view : standing_.open) {
     for (const Member& member : view.members) {
@@ -122,7 +122,7 @@ void Survivors::look(Clock::time_point now) {
     }
   }
   // If a member is silent, each answer may take a while.
-  const auto how = silent_since_.empty() ? std::launch::deferred : std::launch::async;
+  const auto how = seen_.silent_since.empty() ? std::launch::deferred : std::launch::async;
   bool below = true;  // this process; of its own host it asks only those: they may call it
   std::vector<std::pair<const Member*, std::future<Answer>>> asked;
   for (const Member& member : all) {
@@ -146,13 +146,14 @@ void Survivors::look(Clock::time_point now) {
 Fate Survivors::fate_of(const Member& member) const {
   if (member.id == self_.id) return Fate::kAlive;
   if (is_dead(standing_, member.id)) return Fate::kDead;
-  const auto found = answers_.find(member.id);
-  return found == answers_.end() ? Fate::kSilent : found->second.fate;
+  const auto found = seen_.answers.find(member.id);
+  return found == seen_.answers.end() ? Fate::kSilent : found->second.fate;
 }
 
 bool Survivors::is_given_up(const Member& member) const {
-  const auto since = silent_since_.find(member.id);
-  return since != silent_since_.end() && now_ - std::max(since->second, back_) >= patience_;
+  const auto since = seen_.silent_since.find(member.id);
+  return since != seen_.silent_since.end() &&
+         seen_.now - std::max(since->second, seen_.back) >= patience_;
 }
 
 // Others of the views that count may have ended meanwhile.
@@ -166,8 +167,8 @@ std::optional<MeetingCall> Survivors::heard() {
   bool below = true;  // only a member below this process calls it
   for (const Member& member : before_.members) {
     if (member.id == self_.id) below = false;
-    const auto answer = answers_.find(member.id);
-    if (answer == answers_.end() || answer->second.fate != Fate::kAlive) continue;
+    const auto answer = seen_.answers.find(member.id);
+    if (answer == seen_.answers.end() || answer->second.fate != Fate::kAlive) continue;
     auto call =
         parse_call(answer->second.notice, fmt::format("the call of rank {}", member.number));
     // It may be the call of an earlier loss.

@@ -77,6 +77,14 @@ class Survivors {
   [[nodiscard]] std::string unknown() const;
 
  private:
+  // The findings of the looks.
+  struct Seen {
+    Clock::time_point now = {};  // of the newest look
+    std::map<MemberId, Answer> answers = {};
+    std::map<MemberId, Clock::time_point> silent_since = {};
+    // Time at which a member that was silent for too long has answered again. Others may follow.
+    Clock::time_point back = {};
+  };
   [[nodiscard]] Fate fate_of(const Member& member) const;
   [[nodiscard]] bool is_given_up(const Member& member) const;
   void note(const Member& member, Answer answer, Clock::time_point now);
@@ -92,11 +100,7 @@ class Survivors {
   Generation heard_;
   bool asks_all_ = false;            // also members of earlier views
   std::vector<MemberId> dismissed_;  // spares of calls that have waited
-  Clock::time_point now_ = {};
-  std::map<MemberId, Answer> answers_;
-  std::map<MemberId, Clock::time_point> silent_since_;
-  // Time at which a member that was silent for too long has answered again. Others may follow.
-  Clock::time_point back_ = {};
+  Seen seen_;
 };
 
 }  // namespace dynmo::elastic

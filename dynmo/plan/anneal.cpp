@@ -66,9 +66,7 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
                    int micro_batches, std::vector<Rank> placement, Starts starts,
                    std::uint64_t seed, std::int64_t actions)
     : name_(std::move(name)),
-      model_(model),
-      cluster_(cluster),
-      micro_batches_(micro_batches),
+      problem_{.model = model, .cluster = cluster, .micro_batches = micro_batches},
       starts_(starts),
       rng_(seed) {
   const auto stages = static_cast<int>(placement.size());
@@ -78,9 +76,10 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
   now_.layout.again.resize(static_cast<std::size_t>(stages), model.layers());
   const auto work = [&](int layer) {
     const auto i = static_cast<std::size_t>(layer);
-    return model_.forward[i] + model_.input_gradient[i] + model_.weight_gradient[i];
+    return problem_.model.forward[i] + problem_.model.input_gradient[i] +
+           problem_.model.weight_gradient[i];
   };
-  const int layers = model_.layers();
+  const int layers = problem_.model.layers();
   int layer = 0;
   for (int s = 1; s <= stages; ++s) {
     const auto target = static_cast<std::int64_t>(SignedWide{work(layers)} * s / stages);
@@ -105,16 +104,16 @@ Annealer::Annealer(std::string name, const Prefixes& model, const cost::Cluster&
 // first micro-batch arrives. It is also idle after its last input gradient, if its weight gradients
 // do not fill that time.
 void Annealer::add_filling(const std::vector<int>& bounds) {
-  scratch_.filler.assign(static_cast<std::size_t>(cluster_.size()), -1);
+  scratch_.filler.assign(static_cast<std::size_t>(problem_.cluster.size()), -1);
   const auto layers_of = [&](std::size_t s, const std::vector<std::int64_t>& sums) {
     return slowed(
         sums[static_cast<std::size_t>(bounds[s + 1])] - sums[static_cast<std::size_t>(bounds[s])],
-        cluster_.ranks[now_.layout.placement[s].index()].speed);
+        problem_.cluster.ranks[now_.layout.placement[s].index()].speed);
   };
   for (std::size_t s = 0; s < now_.layout.placement.size(); ++s) {
     std::int64_t& filler = scratch_.filler[now_.layout.placement[s].index()];
     if (bounds[s] < bounds[s + 1]) {
-      filler = std::max<std::int64_t>(filler, 0) + layers_of(s, model_.weight_gradient);
+      filler = std::max<std::int64_t>(filler, 0) + layers_of(s, problem_.model.weight_gradient);
     }
   }
   std::int64_t reach = 0;  // of the first F
@@ -124,21 +123,21 @@ void Annealer::add_filling(const std::vector<int>& bounds) {
     if (bounds[s] == bounds[s + 1]) continue;
     const std::size_t rank = now_.layout.placement[s].index();
     if (before >= 0) {
-      const Bytes bytes = model_.boundary[static_cast<std::size_t>(bounds[s]) - 1];
+      const Bytes bytes = problem_.model.boundary[static_cast<std::size_t>(bounds[s]) - 1];
       const std::int64_t message =
-          transfer(cluster_, before, now_.layout.placement[s].value, bytes).count();
+          transfer(problem_.cluster, before, now_.layout.placement[s].value, bytes).count();
       reach += message;
       back += message;
     }
     if (scratch_.filler[rank] >= 0) {
       const std::int64_t drain =
-          std::max<std::int64_t>(0, back - scratch_.filler[rank] * micro_batches_);
-      scratch_.load[rank] += (reach + drain) / micro_batches_;
+          std::max<std::int64_t>(0, back - scratch_.filler[rank] * problem_.micro_batches);
+      scratch_.load[rank] += (reach + drain) / problem_.micro_batches;
       scratch_.filler[rank] = -1;
     }
     before = now_.layout.placement[s].value;
-    reach += layers_of(s, model_.forward);
-    back += layers_of(s, model_.input_gradient);
+    reach += layers_of(s, problem_.model.forward);
+    back += layers_of(s, problem_.model.input_gradient);
   }
 }
 
@@ -146,7 +145,7 @@ void Annealer::add_filling(const std::vector<int>& bounds) {
 // percent of a mean load for a relative variance of 1 of the stages. The other is a large amount
 // for memory that overflows.
 std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance balance) {
-  const auto ranks = static_cast<std::size_t>(cluster_.size());
+  const auto ranks = static_cast<std::size_t>(problem_.cluster.size());
   scratch_.load.assign(ranks, 0);
   scratch_.need.assign(ranks, 0);
   const auto stages = static_cast<std::int64_t>(now_.layout.placement.size());
@@ -156,14 +155,15 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance bal
     const auto i = static_cast<std::size_t>(bounds[s]);
     const auto j = static_cast<std::size_t>(bounds[s + 1]);
     const std::size_t rank = now_.layout.placement[s].index();
-    const std::int64_t work =
-        slowed(model_.forward[j] - model_.forward[i] + model_.input_gradient[j] -
-                   model_.input_gradient[i] + model_.weight_gradient[j] -
-                   model_.weight_gradient[i] + model_.again[j] - model_.again[i],
-               cluster_.ranks[rank].speed);
+    const std::int64_t work = slowed(
+        problem_.model.forward[j] - problem_.model.forward[i] + problem_.model.input_gradient[j] -
+            problem_.model.input_gradient[i] + problem_.model.weight_gradient[j] -
+            problem_.model.weight_gradient[i] + problem_.model.again[j] - problem_.model.again[i],
+        problem_.cluster.ranks[rank].speed);
     scratch_.load[rank] += work;
-    scratch_.need[rank] += model_.state[j] - model_.state[i] + model_.stash[j] - model_.stash[i] -
-                           model_.saved[j] + model_.saved[i];
+    scratch_.need[rank] += problem_.model.state[j] - problem_.model.state[i] +
+                           problem_.model.stash[j] - problem_.model.stash[i] -
+                           problem_.model.saved[j] + problem_.model.saved[i];
     total += work;
     squares += SignedWide{work} * work;
   }
@@ -175,11 +175,11 @@ std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance bal
   }
   SignedWide overflow = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
-    overflow +=
-        std::max<SignedWide>(0, SignedWide{scratch_.need[r]} - cluster_.ranks[r].memory.value);
+    overflow += std::max<SignedWide>(
+        0, SignedWide{scratch_.need[r]} - problem_.cluster.ranks[r].memory.value);
   }
   if (overflow > 0) {
-    const SignedWide whole = SignedWide{model_.state.back()} + model_.stash.back();
+    const SignedWide whole = SignedWide{problem_.model.state.back()} + problem_.model.stash.back();
     score += total / 8 + SignedWide{total} * 16 * overflow / whole;
   }
   return static_cast<std::int64_t>(std::min<SignedWide>(score, kInfeasible / 4));
@@ -234,20 +234,20 @@ void Annealer::load_stages(const Layout& layout) {
     }
     const auto i = static_cast<std::size_t>(first);
     const auto j = static_cast<std::size_t>(std::min(end, first + layout.again[s]));
-    loaded_.stages.back().again += model_.again[j] - model_.again[i];
-    loaded_.stages.back().saved += model_.saved[j] - model_.saved[i];
+    loaded_.stages.back().again += problem_.model.again[j] - problem_.model.again[i];
+    loaded_.stages.back().saved += problem_.model.saved[j] - problem_.model.saved[i];
   }
-  loaded_.shape.ranks = cluster_.size();
-  loaded_.shape.micro_batches = micro_batches_;
+  loaded_.shape.ranks = problem_.cluster.size();
+  loaded_.shape.micro_batches = problem_.micro_batches;
   loaded_.shape.stages.clear();
   for (const Stage& stage : loaded_.stages) {
-    loaded_.shape.stages.push_back({Rank{stage.rank}, stage.end <= model_.frozen_layers});
+    loaded_.shape.stages.push_back({Rank{stage.rank}, stage.end <= problem_.model.frozen_layers});
   }
 }
 
 // Times the loaded stages, and sums up what they ask of each rank.
 void Annealer::load_timings() {
-  const auto ranks = static_cast<std::size_t>(cluster_.size());
+  const auto ranks = static_cast<std::size_t>(problem_.cluster.size());
   loaded_.timings.clear();
   scratch_.state.assign(ranks, 0);
   scratch_.need.assign(ranks, 0);
@@ -258,27 +258,27 @@ void Annealer::load_timings() {
     const auto i = static_cast<std::size_t>(stage.first);
     const auto j = static_cast<std::size_t>(stage.end);
     const auto rank = static_cast<std::size_t>(stage.rank);
-    const double speed = cluster_.ranks[rank].speed;
+    const double speed = problem_.cluster.ranks[rank].speed;
     const auto time = [&](const std::vector<std::int64_t>& sums, std::int64_t more = 0) {
       return slowed(sums[j] - sums[i] + more, speed);
     };
     schedule::StageTiming timing{
-        .forward = Nanoseconds{time(model_.forward)},
-        .input_gradient = Nanoseconds{time(model_.input_gradient, stage.again)},
-        .weight_gradient = Nanoseconds{time(model_.weight_gradient)},
-        .stash = Bytes{model_.stash[j] - model_.stash[i] - stage.saved},
+        .forward = Nanoseconds{time(problem_.model.forward)},
+        .input_gradient = Nanoseconds{time(problem_.model.input_gradient, stage.again)},
+        .weight_gradient = Nanoseconds{time(problem_.model.weight_gradient)},
+        .stash = Bytes{problem_.model.stash[j] - problem_.model.stash[i] - stage.saved},
         .restored = Bytes{std::max<std::int64_t>(stage.saved, 0)}};
     if (s > 0) {
-      timing.activation_transfer =
-          transfer(cluster_, loaded_.stages[s - 1].rank, stage.rank, model_.boundary[i - 1]);
+      timing.activation_transfer = transfer(problem_.cluster, loaded_.stages[s - 1].rank,
+                                            stage.rank, problem_.model.boundary[i - 1]);
     }
     if (s + 1 < loaded_.stages.size()) {
-      timing.gradient_transfer =
-          transfer(cluster_, loaded_.stages[s + 1].rank, stage.rank, model_.boundary[j - 1]);
+      timing.gradient_transfer = transfer(problem_.cluster, loaded_.stages[s + 1].rank, stage.rank,
+                                          problem_.model.boundary[j - 1]);
     }
     loaded_.timings.push_back(timing);
-    scratch_.load[rank] += time(model_.update);
-    scratch_.state[rank] += model_.state[j] - model_.state[i];
+    scratch_.load[rank] += time(problem_.model.update);
+    scratch_.state[rank] += problem_.model.state[j] - problem_.model.state[i];
     scratch_.need[rank] += timing.stash.value;
     scratch_.restored[rank] = std::max(scratch_.restored[rank], timing.restored.value);
   }
@@ -289,7 +289,7 @@ void Annealer::load_timings() {
 bool Annealer::load_limits() {
   loaded_.limits.clear();
   for (std::size_t r = 0; r < scratch_.state.size(); ++r) {
-    loaded_.limits.push_back(cluster_.ranks[r].memory - Bytes{scratch_.state[r]});
+    loaded_.limits.push_back(problem_.cluster.ranks[r].memory - Bytes{scratch_.state[r]});
     if (scratch_.need[r] + scratch_.restored[r] > loaded_.limits[r].value) return false;
   }
   return true;
@@ -350,7 +350,7 @@ void Annealer::try_grid(std::int64_t actions) {
     try_policy(policy, actions);
   };
   if (starts_ == Starts::kFilled) {
-    for (const int delay : {0, micro_batches_ / 4 * kWhole}) {
+    for (const int delay : {0, problem_.micro_batches / 4 * kWhole}) {
       policy.offsets.assign(policy.offsets.size(), {});
       delay_gradients(policy, delay);
       for (const int forward : {kWhole / 2, 18 * kWhole / 10}) {
@@ -443,7 +443,7 @@ void Annealer::move_again(Layout& layout) {
     const int layers = layout.bounds[i + 1] - layout.bounds[i];
     const int next = std::clamp(std::min(layout.again[i], layers) + step, 0, layers);
     // A stage that recomputes all of its layers goes on to when it gets more.
-    layout.again[i] = next == layers ? model_.layers() : next;
+    layout.again[i] = next == layers ? problem_.model.layers() : next;
   }
 }
 
@@ -457,7 +457,7 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
   Layout trial = now_.layout;
   while (spent_ - start < actions) {
     trial = now_.layout;
-    const bool chooses = model_.recompute == Recompute::kAuto && pick(0, 4) == 0;
+    const bool chooses = problem_.model.recompute == Recompute::kAuto && pick(0, 4) == 0;
     const int move = chooses ? 100 : pick(0, 99);
     if (chooses) {
       move_again(trial);
@@ -483,7 +483,7 @@ void Annealer::anneal(std::int64_t actions, std::int64_t heat) {
 
 Plan Annealer::plan() {
   DYNMO_CHECK(best_.time != kInfeasible && load(best_.layout), "a layout that fits memory");
-  Plan plan{.ranks = cluster_.size(),
+  Plan plan{.ranks = problem_.cluster.size(),
             .stages = {},
             .schedule = schedule::ScheduleKind::kAdaptive,
             .generation = 0};

@@ -81,6 +81,11 @@ class Annealer {
   [[nodiscard]] std::int64_t spent() const { return spent_; }
 
  private:
+  struct Problem {
+    const Prefixes& model;
+    const cost::Cluster& cluster;
+    int micro_batches;
+  };
   struct Stage {  // non-empty stage, neighbours on one rank merged
     int rank = 0;
     int first = 0;
@@ -145,9 +150,7 @@ class Annealer {
   }
 
   std::string name_;
-  const Prefixes& model_;
-  const cost::Cluster& cluster_;
-  int micro_batches_;
+  Problem problem_;
   Starts starts_;
   Rng rng_;
   schedule::ListScheduler scheduler_;

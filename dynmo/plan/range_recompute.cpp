@@ -26,8 +26,6 @@ RangeRecompute::RangeRecompute(Recompute choice, const cost::ModelCost& model,
       forward_(std::move(forward)),
       points_(std::move(points)),
       memory_(memory) {
-  for (auto* sums : {&state_, &activation_, &saved_, &added_}) sums->push_back(0);
-  added_s_.push_back(0);
   for (int i = 0; i < model.size(); ++i) {
     const auto layer = static_cast<std::size_t>(i);
     const cost::LayerCost& cost = model.layers[layer];
@@ -37,11 +35,11 @@ RangeRecompute::RangeRecompute(Recompute choice, const cost::ModelCost& model,
     const std::int64_t saved = bytes - input_bytes(model, layer).value;
     const bool chosen = choice == Recompute::kWhole ? in_whole : trained && saved > 0;
     all_parts_ += forward_[layer];
-    state_.push_back(state_.back() + cost::state_bytes(cost).value);
-    activation_.push_back(activation_.back() + bytes);
-    saved_.push_back(saved_.back() + (chosen ? saved : 0));
-    added_.push_back(added_.back() + (in_whole ? forward_[layer] : 0));
-    added_s_.push_back(added_s_.back() + (in_whole ? cost.forward_s : 0));
+    sums_.state.push_back(sums_.state.back() + cost::state_bytes(cost).value);
+    sums_.activation.push_back(sums_.activation.back() + bytes);
+    sums_.saved.push_back(sums_.saved.back() + (chosen ? saved : 0));
+    sums_.added.push_back(sums_.added.back() + (in_whole ? forward_[layer] : 0));
+    sums_.added_s.push_back(sums_.added_s.back() + (in_whole ? cost.forward_s : 0));
   }
 }
 
@@ -54,9 +52,9 @@ std::int64_t RangeRecompute::bytes_with(int first, int end, const SavedOf& saved
     const std::int64_t own = saved_of(i);
     largest = std::max(largest, own - kept);
     saved += own;
-    kept += sum(activation_, i, i + 1) - own;
+    kept += sum(sums_.activation, i, i + 1) - own;
   }
-  const std::int64_t state = sum(state_, first, end);
+  const std::int64_t state = sum(sums_.state, first, end);
   std::int64_t bytes = state;
   for (const Point& point : points_) {
     bytes = std::max(bytes, state + point.held[0] * kept +
@@ -67,7 +65,7 @@ std::int64_t RangeRecompute::bytes_with(int first, int end, const SavedOf& saved
 }
 
 std::int64_t RangeRecompute::min_bytes(int first, int end) const {
-  return bytes_with(first, end, [this](int layer) { return sum(saved_, layer, layer + 1); });
+  return bytes_with(first, end, [this](int layer) { return sum(sums_.saved, layer, layer + 1); });
 }
 
 bool RangeRecompute::within(int first, int end, std::int64_t limit) {
@@ -96,7 +94,8 @@ RangeRecompute::Range& RangeRecompute::range(int first, int end) {
 }
 
 RankMemory RangeRecompute::memory_of_range(int first, int end) const {
-  RankMemory rank{.state = sum(state_, first, end), .stages = 1, .items = {}, .points = points_};
+  RankMemory rank{
+      .state = sum(sums_.state, first, end), .stages = 1, .items = {}, .points = points_};
   for (int i = std::max(first, frozen_); i < end; ++i) {
     const auto layer = static_cast<std::size_t>(i);
     rank.items.push_back({.layer = LayerId(i),
@@ -112,13 +111,13 @@ RankMemory RangeRecompute::memory_of_range(int first, int end) const {
 // order, without those that are not needed after all.
 RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
   if (choice_ == Recompute::kWhole) {
-    const std::int64_t parts = sum(added_, first, end);
-    const double seconds =
-        added_s_[static_cast<std::size_t>(end)] - added_s_[static_cast<std::size_t>(first)];
+    const std::int64_t parts = sum(sums_.added, first, end);
+    const double seconds = sums_.added_s[static_cast<std::size_t>(end)] -
+                           sums_.added_s[static_cast<std::size_t>(first)];
     return {.lower = parts, .upper = parts, .seconds = seconds};
   }
-  const std::int64_t state = sum(state_, first, end);
-  const std::int64_t activation = sum(activation_, first, end);
+  const std::int64_t state = sum(sums_.state, first, end);
+  const std::int64_t activation = sum(sums_.activation, first, end);
   std::int64_t most = 0;
   for (const Point& point : points_) most = std::max<std::int64_t>(most, point.held[0]);
   if (state + most * activation <= memory_) return {.lower = 0, .upper = 0, .seconds = 0};
@@ -129,7 +128,7 @@ RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
   };
   std::vector<Choice> choices;
   for (int i = std::max(first, frozen_); i < end; ++i) {
-    const std::int64_t saved = sum(saved_, i, i + 1);
+    const std::int64_t saved = sum(sums_.saved, i, i + 1);
     if (saved > 0) choices.push_back({saved, forward_[static_cast<std::size_t>(i)], i});
   }
   std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {

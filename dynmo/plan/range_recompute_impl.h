@@ -46,6 +46,14 @@ class RangeRecompute {
     std::int64_t upper = 0;
     double seconds = -1;  // of the least set; below 0: not known
   };
+  // Prefix sums over the layers.
+  struct Sums {
+    std::vector<std::int64_t> state = {0};
+    std::vector<std::int64_t> activation = {0};  // of trained layers
+    std::vector<std::int64_t> saved = {0};       // of layers that save anything
+    std::vector<std::int64_t> added = {0};       // parts of the set of kWhole
+    std::vector<double> added_s = {0};
+  };
   // Returns the maximum bytes of the layers [first, end). `saved_of` has the bytes that
   // recomputation saves of each layer.
   template <typename SavedOf>
@@ -65,11 +73,7 @@ class RangeRecompute {
   std::vector<Point> points_;
   std::int64_t memory_;
   std::int64_t all_parts_ = 0;
-  std::vector<std::int64_t> state_;       // prefix sums
-  std::vector<std::int64_t> activation_;  // of trained layers
-  std::vector<std::int64_t> saved_;       // of layers that save anything
-  std::vector<std::int64_t> added_;       // parts of the set of kWhole
-  std::vector<double> added_s_;
+  Sums sums_;
   std::unordered_map<std::int64_t, Range> ranges_;
 };
 

@@ -117,6 +117,25 @@ class HookRunner::Hook {
   }
 
  private:
+  // The hook's output, of which it keeps the last bytes.
+  struct Output {
+    UniqueFd end;
+    std::string tail = {};
+
+    // Reads the present output, but no more than a pipe holds a few times: a hook that prints
+    // without end must not outlast its limit.
+    void read_present() {
+      std::array<char, 1 << 14> bytes;
+      for (int more = 64; more > 0 && end; --more) {
+        const ssize_t got = read(end.get(), bytes.data(), bytes.size());
+        if (got < 0) return;  // nothing there; EINTR cannot be, with all signals blocked
+        if (got == 0) end.reset();
+        tail.append(bytes.data(), static_cast<std::size_t>(got));
+        if (tail.size() > kHookOutput) tail.erase(0, tail.size() - kHookOutput);
+      }
+    }
+  };
+
   void run_guarded() {
     HookResult result;
     try {
@@ -136,7 +155,6 @@ class HookRunner::Hook {
   void obey();
   void terminate(HookEnd why);
   void kill_now();
-  void read_output();
   [[nodiscard]] HookResult result_of_end() const;
 
   const HookCall call_;
@@ -146,8 +164,7 @@ class HookRunner::Hook {
   // The thread's own.
   pid_t pid_ = -1;
   UniqueFd process_;  // readable once it has ended
-  UniqueFd output_;
-  std::string tail_;
+  Output output_;
   struct Killing {
     std::optional<HookEnd> why = {};
     bool sent_kill = false;
@@ -171,7 +188,7 @@ HookResult HookRunner::Hook::run() {
   killing_.deadline = Clock::now() + call_.limit;
   while (!has_ended()) {
     wait_for_events();
-    read_output();
+    output_.read_present();
     obey();
     if (Clock::now() < killing_.deadline) continue;
     if (killing_.sent_kill) break;  // a process in the hands of a dead file system
@@ -185,7 +202,7 @@ HookResult HookRunner::Hook::run() {
     kill(-pid_, SIGKILL);  // not reaped yet, so that the number still names this group
     waitpid(pid_, nullptr, WNOHANG);
   }
-  read_output();
+  output_.read_present();
   return result_of_end();
 }
 
@@ -197,10 +214,10 @@ std::optional<std::string> HookRunner::Hook::start() {
   };
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) return failed(errno);
-  output_ = UniqueFd(ends[0]);
+  output_.end = UniqueFd(ends[0]);
   const UniqueFd to_output(ends[1]);
   // The flag is set at this end alone: the two ends of a pipe have flags of their own.
-  fcntl(output_.get(), F_SETFL, O_NONBLOCK);
+  fcntl(output_.end.get(), F_SETFL, O_NONBLOCK);
 
   const SpawnSetup setup(to_output.get());
   const std::vector<char*> command = c_strings(call_.command);
@@ -230,7 +247,7 @@ void HookRunner::Hook::wait_for_events() {
   if (!process_) at_most = std::min(at_most, kHookPoll);
   std::array<pollfd, 3> events = {{{.fd = wake_.get(), .events = POLLIN, .revents = 0},
                                    {.fd = process_.get(), .events = POLLIN, .revents = 0},
-                                   {.fd = output_.get(), .events = POLLIN, .revents = 0}}};
+                                   {.fd = output_.end.get(), .events = POLLIN, .revents = 0}}};
   ::poll(events.data(), events.size(), static_cast<int>(at_most.count()));
 }
 
@@ -259,22 +276,9 @@ void HookRunner::Hook::kill_now() {
   killing_.deadline = Clock::now() + kUnkillable;
 }
 
-// Reads the present output, but no more than a pipe holds a few times: a hook that prints without
-// end must not outlast its limit.
-void HookRunner::Hook::read_output() {
-  std::array<char, 1 << 14> bytes;
-  for (int more = 64; more > 0 && output_; --more) {
-    const ssize_t got = read(output_.get(), bytes.data(), bytes.size());
-    if (got < 0) return;  // nothing there; EINTR cannot be, with all signals blocked
-    if (got == 0) output_.reset();
-    tail_.append(bytes.data(), static_cast<std::size_t>(got));
-    if (tail_.size() > kHookOutput) tail_.erase(0, tail_.size() - kHookOutput);
-  }
-}
-
 HookResult HookRunner::Hook::result_of_end() const {
   HookResult result;
-  result.output = tail_;
+  result.output = output_.tail;
   if (end_.status.si_pid != 0 && end_.status.si_code == CLD_EXITED) {
     // Also after SIGTERM: a hook that catches it says itself how it ended.
     result.end = HookEnd::kExited;

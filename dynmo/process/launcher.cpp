@@ -125,6 +125,13 @@ class Launch {
     return !requests_ || std::ranges::any_of(children_, &Child::met);
   }
 
+  struct Ending {
+    bool interrupted = false;
+    bool warned = false;                            // by SIGUSR1 alone
+    std::optional<Clock::time_point> terminate_at;  // set while ending
+    std::optional<Clock::time_point> kill_at;
+  };
+
   const LaunchOptions& options_;
   EndingSignals signals_;
   UniqueFd requests_;  // what ranks ask for
@@ -135,10 +142,7 @@ class Launch {
   StartedHooks hooks_;
   LineMerger merger_;
   int turn_ = 0;
-  bool interrupted_ = false;
-  bool warned_ = false;                            // by SIGUSR1 alone
-  std::optional<Clock::time_point> terminate_at_;  // set while ending
-  std::optional<Clock::time_point> kill_at_;
+  Ending ending_;
 };
 
 Expected<void> Launch::start() {
@@ -226,8 +230,8 @@ void Launch::hear(const LaunchRequest& request) {
     const auto found = std::ranges::find(newest_first, met->pid, &Child::pid);
     if (found == newest_first.end()) return;
     // Another one may have been lost after they met, but before anybody said so.
-    if (!have_met() && !interrupted_ && std::ranges::none_of(children_, is_fault)) {
-      terminate_at_.reset();
+    if (!have_met() && !ending_.interrupted && std::ranges::none_of(children_, is_fault)) {
+      ending_.terminate_at.reset();
     }
     found->met = true;
     if (!std::exchange(found->counts, true)) found->rank = WorldRank(met->number);
@@ -237,7 +241,7 @@ void Launch::hear(const LaunchRequest& request) {
 
 // In the main thread: ranks end with the thread that has started them.
 void Launch::start_wanted() {
-  const bool ending = interrupted_ || terminate_at_ || kill_at_;
+  const bool ending = ending_.interrupted || ending_.terminate_at || ending_.kill_at;
   for (; wanted_ > 0; --wanted_) {
     if (ending) continue;
     if (const auto started = start_late(); !started) say(started.error().message);
@@ -270,7 +274,7 @@ void Launch::wait_for_events(milliseconds at_most) {
     if (!child.process) at_most = std::min(at_most, kPoll);
   }
   const auto now = Clock::now();
-  for (const auto& deadline : {terminate_at_, kill_at_}) {
+  for (const auto& deadline : {ending_.terminate_at, ending_.kill_at}) {
     if (!deadline) continue;
     const auto left = std::chrono::ceil<milliseconds>(*deadline - now);
     at_most = std::clamp(left, milliseconds(0), at_most);
@@ -299,7 +303,7 @@ void Launch::show_output(Child& child) {
 // that has failed tells the others before it ends. They may have spoken of it in between: what
 // itself said and how it ended come first.
 void Launch::wait_for_causes(const std::vector<int>& ranks) {
-  if (terminate_at_ || kill_at_) return;  // known already
+  if (ending_.terminate_at || ending_.kill_at) return;  // known already
   const Clock::time_point deadline = Clock::now() + kCauseTime;
   for (const int rank : ranks) {
     const auto found = std::ranges::find_if(
@@ -367,21 +371,21 @@ void Launch::handle_signals() {
   while (const int signal = signals_.next()) {
     if (signal == SIGPIPE) continue;
     // Slurm warns by SIGUSR1 that SIGTERM is to come: that one is no second order to end.
-    const bool again = interrupted_ && !(warned_ && signal == SIGTERM);
-    warned_ = !interrupted_ && signal == SIGUSR1;
+    const bool again = ending_.interrupted && !(ending_.warned && signal == SIGTERM);
+    ending_.warned = !ending_.interrupted && signal == SIGUSR1;
     signal_running(again ? SIGKILL : signal);
-    if (interrupted_) continue;
-    interrupted_ = true;
+    if (ending_.interrupted) continue;
+    ending_.interrupted = true;
     for (const Child& child : children_) merger_.expect_loss_of(child.rank);
-    terminate_at_.reset();
+    ending_.terminate_at.reset();
     const bool stops = signal == SIGTERM || signal == SIGUSR1;
     begin_ending(stops ? options_.stop_grace : options_.interrupt_grace);
   }
 }
 
 void Launch::begin_ending(milliseconds grace) {
-  if (terminate_at_ || kill_at_) return;
-  terminate_at_ = Clock::now() + grace;
+  if (ending_.terminate_at || ending_.kill_at) return;
+  ending_.terminate_at = Clock::now() + grace;
   // A stopped rank ends by nothing but SIGKILL.
   for (Child& child : children_) {
     if (!child.running || state_of(child.pid) != 'T') continue;
@@ -392,13 +396,13 @@ void Launch::begin_ending(milliseconds grace) {
 
 void Launch::escalate() {
   const auto now = Clock::now();
-  if (kill_at_ && now >= *kill_at_) {
+  if (ending_.kill_at && now >= *ending_.kill_at) {
     signal_running(SIGKILL);
-    kill_at_ = now + kTerminateTime;  // a process in the kernel's hands may take a while
-  } else if (!kill_at_ && terminate_at_ && now >= *terminate_at_) {
+    ending_.kill_at = now + kTerminateTime;  // a process in the kernel's hands may take a while
+  } else if (!ending_.kill_at && ending_.terminate_at && now >= *ending_.terminate_at) {
     signal_running(SIGTERM);
-    terminate_at_.reset();
-    kill_at_ = now + kTerminateTime;
+    ending_.terminate_at.reset();
+    ending_.kill_at = now + kTerminateTime;
   }
 }
 
@@ -417,8 +421,8 @@ void Launch::drain() {
   hooks_.end();
   const auto deadline = Clock::now() + kDrainTime;
   const auto is_open = [](const Child& child) { return static_cast<bool>(child.output); };
-  terminate_at_.reset();
-  kill_at_.reset();
+  ending_.terminate_at.reset();
+  ending_.kill_at.reset();
   while (std::ranges::any_of(children_, is_open) && Clock::now() < deadline) {
     wait_for_events(kPoll);
     for (Child& child : children_) show_output(child);
@@ -437,7 +441,7 @@ int Launch::result() const {
     return !child.counts || (child.code == 0 && child.signal == 0);
   };
   // A signal that came when all were done has interrupted nothing.
-  if (interrupted_ && !std::ranges::all_of(children_, done)) return 130;
+  if (ending_.interrupted && !std::ranges::all_of(children_, done)) return 130;
   // If losses are survived, ranks that ended last come first, and among them one that was done.
   int last = 0;
   for (const Child& child : children_) {

@@ -44,7 +44,7 @@ class LineServer::Loop {
   ~Loop() {
     {
       const std::lock_guard lock(mutex_);
-      stop_ = true;
+      wanted_.stop = true;
     }
     wake();
     thread_.join();
@@ -54,15 +54,15 @@ class LineServer::Loop {
   void send(ClientId client, std::string line, bool done) {
     {
       const std::lock_guard lock(mutex_);
-      sends_.push_back({client, std::move(line), done});
+      wanted_.sends.push_back({client, std::move(line), done});
     }
     wake();
   }
   void flush() {
     std::unique_lock lock(mutex_);
-    flush_wanted_ = true;
+    wanted_.flush = true;
     wake();
-    flushed_.wait_for(lock, kFlush, [this] { return !flush_wanted_; });
+    flushed_.wait_for(lock, kFlush, [this] { return !wanted_.flush; });
   }
 
  private:
@@ -79,6 +79,13 @@ class LineServer::Loop {
     ClientId client = 0;
     std::string line;
     bool done = false;
+  };
+
+  // The requests of other threads to the loop's.
+  struct Wanted {
+    std::vector<Send> sends;
+    bool flush = false;
+    bool stop = false;
   };
 
   void wake() const {
@@ -103,11 +110,9 @@ class LineServer::Loop {
   std::list<LineConnection> clients_;  // the thread's own
   ClientId next_ = 1;                  // the thread's own, too
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;
   std::condition_variable flushed_;
-  std::vector<Send> sends_;
-  bool flush_wanted_ = false;
-  bool stop_ = false;
+  Wanted wanted_;  // guarded by mutex_
 
   std::thread thread_;
 };
@@ -128,11 +133,11 @@ void LineServer::Loop::run() {
     const bool empty = std::ranges::all_of(
         clients_, [](const LineConnection& client) { return client.out.empty(); });
     const std::lock_guard lock(mutex_);
-    if (flush_wanted_ && empty && sends_.empty()) {
-      flush_wanted_ = false;
+    if (wanted_.flush && empty && wanted_.sends.empty()) {
+      wanted_.flush = false;
       flushed_.notify_all();
     }
-    if (stop_ && sends_.empty()) return;
+    if (wanted_.stop && wanted_.sends.empty()) return;
   }
 }
 
@@ -185,7 +190,7 @@ void LineServer::Loop::take_sends() {
   std::vector<Send> sends;
   {
     const std::lock_guard lock(mutex_);
-    sends.swap(sends_);
+    sends.swap(wanted_.sends);
   }
   for (Send& each : sends) {
     for (LineConnection& client : clients_) {

@@ -89,7 +89,8 @@ BackgroundMove::BackgroundMove(Transport& group, const model::Model& model,
       layer.operations.push_back(group.receive(layer.from, tag, bytes_of(layer.digest)));
     }
   }
-  a_call_ = (pieces + std::max<std::size_t>(actions, 1) - 1) / std::max<std::size_t>(actions, 1);
+  pace_.pieces =
+      (pieces + std::max<std::size_t>(actions, 1) - 1) / std::max<std::size_t>(actions, 1);
   if (!outgoing_.empty() || !incoming_.empty()) thread_ = std::jthread([this] { work(); });
 }
 
@@ -145,7 +146,7 @@ Expected<void> BackgroundMove::receive_all() {
   return {};
 }
 
-void BackgroundMove::send_some() { post_pieces(a_call_ * ++calls_); }
+void BackgroundMove::send_some() { post_pieces(pace_.next_call()); }
 
 // Posts the pieces below `end` that the thread has been through, of all layers in their order.
 void BackgroundMove::post_pieces(std::size_t end) {

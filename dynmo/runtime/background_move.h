@@ -78,6 +78,13 @@ class BackgroundMove {
     // Time at which the first source ended its step.
     std::chrono::steady_clock::time_point since = std::chrono::steady_clock::time_point::max();
   };
+  // The pieces that are due so far.
+  struct Pace {
+    std::size_t pieces = 1;  // of a call of send_some()
+    std::size_t calls = 0;
+
+    [[nodiscard]] std::size_t next_call() { return pieces * ++calls; }
+  };
   void work();
   [[nodiscard]] Expected<void> receive_all();
   void post_pieces(std::size_t end);
@@ -90,8 +97,7 @@ class BackgroundMove {
   const Staging staging_;
   std::list<Outgoing> outgoing_;
   std::list<Incoming> incoming_;
-  std::size_t a_call_ = 1;  // pieces of a call of send_some()
-  std::size_t calls_ = 0;
+  Pace pace_;
   std::size_t posted_ = 0;             // pieces of all layers
   std::atomic<std::size_t> ready_{0};  // pieces that the thread has processed
   // Written by the thread, and read after it has ended.

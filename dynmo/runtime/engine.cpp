@@ -64,7 +64,7 @@ class Interpreter {
     clock_.finish();
     output_.seconds = to_seconds(host_time());
     read_device();
-    DYNMO_CHECK(stashes_.empty() && messages_.all_used() && values_.empty(),
+    DYNMO_CHECK(stashes_.empty() && messages_.all_used() && values_.kept.empty(),
                 "a schedule that uses all it makes");
     return std::move(output_);
   }
@@ -79,11 +79,11 @@ class Interpreter {
     const double waited_s = output_.waiting_s;
     const bool emulated = emulated_.has_worked();
     const std::int64_t waits = emulated ? model::EmulatedDevice::waits() : 0;
-    DYNMO_ASSIGN(arrived_, messages_.wait_for(action));
-    if (!emulated || !arrived_) return {};
+    DYNMO_ASSIGN(values_.arrived, messages_.wait_for(action));
+    if (!emulated || !values_.arrived) return {};
     const Clock::time_point since = emulated_.time();
     const bool waited = model::EmulatedDevice::waits() > waits;
-    emulated_.receive(arrived_->x, waited ? Message::kWaitedFor : Message::kWasThere);
+    emulated_.receive(values_.arrived->x, waited ? Message::kWaitedFor : Message::kWasThere);
     output_.waiting_s = waited_s + to_seconds(emulated_.time() - since);
     return {};
   }
@@ -92,7 +92,7 @@ class Interpreter {
     const bool sends =
         action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kSendGradient;
     if (!sends) return messages_.receive(action);
-    model::Hidden value = take(values_, {action.stage, action.micro_batch});
+    model::Hidden value = take(values_.kept, {action.stage, action.micro_batch});
     if (emulated_.has_worked()) emulated_.stamp(value.x);
     messages_.send(action, std::move(value));
   }
@@ -149,8 +149,8 @@ class Interpreter {
 
   // Returns the input of an action: just arrived, or left by the neighbour stage on this rank.
   model::Hidden input_of(Key key, StageId neighbour) {
-    if (arrived_) return *std::exchange(arrived_, std::nullopt);
-    return take(values_, {neighbour, key.second});
+    if (values_.arrived) return *std::exchange(values_.arrived, std::nullopt);
+    return take(values_.kept, {neighbour, key.second});
   }
 
   template <typename Map>
@@ -257,7 +257,7 @@ class Interpreter {
     DYNMO_CHECK(messages_.room_behind(key.first) > 0 || !hidden.rows.defined(),
                 "room for rows behind stage {}", key.first);
     if (trained) messages_.forwarded(key, hidden);
-    values_[key] = std::move(hidden);
+    values_.kept[key] = std::move(hidden);
   }
 
   model::Hidden forward_layer(LayerId id, MicroBatchId micro_batch, const model::Hidden& input,
@@ -345,7 +345,7 @@ class Interpreter {
     if (weights == Weights::kNow) stashes_.erase(key);
     const bool sends =
         key.first.value > 0 && !input_.lowered.shape.stages[key.first.index() - 1].frozen;
-    if (sends) values_[key] = std::move(gradient);
+    if (sends) values_.kept[key] = std::move(gradient);
   }
 
   void weight_gradient(Key key) {
@@ -380,6 +380,13 @@ class Interpreter {
     std::vector<std::pair<double*, double>> fetched;  // forward times, what reading tokens adds
   };
 
+  struct Values {
+    // Made by (stage, micro-batch), not yet sent or used by a neighbour here. Gradients have no
+    // rows.
+    std::map<Key, model::Hidden> kept;
+    std::optional<model::Hidden> arrived;  // what the action has just received
+  };
+
   transport::Member rank_;
   const model::Model& model_;
   const StepInput& input_;
@@ -392,9 +399,7 @@ class Interpreter {
   StepOutput output_;
   StageMessages messages_;
   std::map<Key, StageStash> stashes_;
-  // Made by (stage, micro-batch), not yet sent or used by a neighbour here. Gradients have no rows.
-  std::map<Key, model::Hidden> values_;
-  std::optional<model::Hidden> arrived_;  // what the action has just received
+  Values values_;
 };
 
 }  // namespace

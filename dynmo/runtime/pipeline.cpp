@@ -100,7 +100,7 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       model_(std::move(model)),
       options_(std::move(options)),
       state_(std::move(state)),
-      goes_on_(state_.controller || !state_.controller_state.is_null()),
+      asked_{.goes_on = state_.controller || !state_.controller_state.is_null()},
       decisions_(controller_of(state_, model_, options_), grid_.positions(),
                  decisions_options(options_, grid_)),
       // The size of a message with rows is in host memory.
@@ -133,9 +133,11 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
 RankState Pipeline::take_state() {
   begun_.reset();
   // Copies of the step that was not finished; those of a finished one are spares.
-  if (moving_ && !moving_->agreed) keep_as_spares(moving_->transfer.arrived(), state_);
-  if (moving_) decisions_.not_moved();
-  moving_.reset();
+  if (move_.running && !move_.running->agreed) {
+    keep_as_spares(move_.running->transfer.arrived(), state_);
+  }
+  if (move_.running) decisions_.not_moved();
+  move_.running.reset();
   for (auto& [id, layer] : state_.layers) {
     if (!layer.frozen) model::zero_gradients(layer);
   }
@@ -172,10 +174,10 @@ Expected<Exchange> Pipeline::exchange_figures() {
                            room_[id.index()], found->second);
   }
   own.figures.plan_s = decisions_.own_plan_s();
-  own.figures.migrate_s = migration_.seconds;
+  own.figures.migrate_s = move_.last.seconds;
   own.asks = options_.asks && options_.asks() ? 1 : 0;
-  if (moving_ && moving_->transfer.refusal()) {
-    own.refuses = moving_->transfer.refusal()->layer.value + 1;
+  if (move_.running && move_.running->transfer.refusal()) {
+    own.refuses = move_.running->transfer.refusal()->layer.value + 1;
   }
   DYNMO_ASSIGN(Exchange exchanged,
                exchange(grid_, control(transport::Control::kExchange), state_.plan, model_,
@@ -285,7 +287,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
         };
       }
     }
-    if (moving_ && !moving_->agreed) input.before_action = [&] { send_layers(); };
+    if (move_.running && !move_.running->agreed) input.before_action = [&] { send_layers(); };
     DYNMO_ASSIGN(StepOutput part, run_round(input));
     append(output, std::move(part), round * options_.micro_batches);
   }
@@ -318,10 +320,10 @@ Expected<void> Pipeline::prepare(StepReport& report) {
   DYNMO_TRY(ask_sources());
   // Before the decision, which weighs the plan in force with the layers that it recomputes.
   if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
-  if (options_.balancing == Balancing::kAutomatic && !moving_) {
+  if (options_.balancing == Balancing::kAutomatic && !move_.running) {
     DYNMO_TRY(balance(report, Moves::kDuringStep));
     // No cut may hold the layers that train from now on.
-    if (!moving_ && state_.frozen_layers != frozen) {
+    if (!move_.running && state_.frozen_layers != frozen) {
       DYNMO_TRY(decisions_.recomputed_under(state_.plan, state_.frozen_layers));
     }
   }
@@ -348,7 +350,7 @@ Expected<void> Pipeline::begin_step(const Batches& batches) {
       if (moving) moving->transfer.give_up();
     }
   };
-  const Ends ends{moving_};
+  const Ends ends{move_.running};
   begun_.emplace();
   begun_->start = Clock::now();
   DYNMO_TRY(prepare(begun_->report));

@@ -111,7 +111,7 @@ class Pipeline {
   // Returns the plan that applies from the next step on, or null. All ranks hold the layers that it
   // gives them.
   [[nodiscard]] const plan::Plan* coming_plan() const {
-    return moving_ && moving_->agreed ? &moving_->plan : nullptr;
+    return move_.running && move_.running->agreed ? &move_.running->plan : nullptr;
   }
   // Takes a snapshot before the next step (snapshot.h). It is not committed if a copy was refused.
   [[nodiscard]] Expected<MigrationReport> take_snapshot(std::span<const WorldRank> keepers);
@@ -147,7 +147,7 @@ class Pipeline {
   [[nodiscard]] int frozen_layers() const { return state_.frozen_layers; }
   [[nodiscard]] const model::Model& model() const { return model_; }
   [[nodiscard]] const dynamism::Sources& sources() const { return state_.sources; }
-  [[nodiscard]] const MigrationReport& last_migration() const { return migration_; }
+  [[nodiscard]] const MigrationReport& last_migration() const { return move_.last; }
 
  private:
   // A step that was begun and not finished.
@@ -168,6 +168,19 @@ class Pipeline {
     BackgroundMove transfer;
     // Whether all ranks hold the sent layers, as they are after the step.
     bool agreed = false;
+  };
+  // Moves of this pipeline.
+  struct Move {
+    MigrationReport last;  // of the newest one that has ended
+    std::unique_ptr<Moving> running;  // null: none
+  };
+  // The questions to the sources.
+  struct Asked {
+    // Set if the pipeline follows an earlier group. Then changes before the first step are news.
+    bool goes_on = false;
+    std::int64_t step = -1;  // before which they were asked last
+
+    [[nodiscard]] bool once() const { return step >= 0; }
   };
   enum class Moves { kNow, kDuringStep };
   [[nodiscard]] transport::Tag control(transport::Control use) const;
@@ -214,17 +227,14 @@ class Pipeline {
   model::Model model_;
   PipelineOptions options_;
   RankState state_;
-  // Set if the pipeline follows an earlier group. Then changes before the first step are news.
-  bool goes_on_;
+  Asked asked_;
   control::Decisions decisions_;
   Program program_;
   DeviceMessages device_messages_;
   RankTimes times_;  // newest step
-  MigrationReport migration_;
   std::optional<BegunStep> begun_;
   std::vector<std::int64_t> room_;  // StepInput::room
-  std::int64_t asked_for_ = -1;     // step before which the sources were asked last
-  std::unique_ptr<Moving> moving_;
+  Move move_;
 };
 
 }  // namespace dynmo::runtime

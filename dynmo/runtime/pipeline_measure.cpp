@@ -61,7 +61,7 @@ Expected<void> Pipeline::go_on() {
 
 Expected<double> Pipeline::validate(const Batches& batches, model::Pass pass) {
   // After a loss the layers are as the last step has left them, and stay so until the next one.
-  if (!goes_on_) DYNMO_TRY(ask_sources_first());
+  if (!asked_.goes_on) DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   RankStats own;
   for (int round = 0; round < options_.accumulation; ++round) {

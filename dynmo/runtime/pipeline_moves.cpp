@@ -48,7 +48,7 @@ Expected<void> Pipeline::carry_out(control::Decision& decision, StepReport& repo
   }
   const double seconds = seconds_since(start);
   report.migrate_s += seconds;
-  if (moving_) return {};  // reported when it comes into force
+  if (move_.running) return {};  // reported when it comes into force
   if (state_.plan != wanted) {
     decisions_.not_moved();
     return {};
@@ -99,7 +99,7 @@ Expected<void> Pipeline::end_last_move() {
   DYNMO_TRY(ask_sources_first());
   StepReport report;
   settle_move(report);
-  DYNMO_CHECK(moving_ == nullptr, "one move at a time");
+  DYNMO_CHECK(move_.running == nullptr, "one move at a time");
   return {};
 }
 
@@ -110,10 +110,10 @@ Expected<bool> Pipeline::apply(const plan::Plan& plan) {
 }
 
 Expected<bool> Pipeline::move_now(const plan::Plan& plan, Wanted wanted) {
-  DYNMO_ASSIGN(migration_, migrate(grid_.world(), control(transport::Control::kVote), model_,
+  DYNMO_ASSIGN(move_.last, migrate(grid_.world(), control(transport::Control::kVote), model_,
                                    transfers(wanted.migration, grid_.axes(), state_), state_,
                                    options_.staging));
-  if (!migration_.committed) return false;
+  if (!move_.last.committed) return false;
   state_.plan = plan;
   set_aside(state_, grid_.position());
   decisions_.moved(wanted.migration.bytes());
@@ -135,7 +135,7 @@ Expected<bool> Pipeline::begin_move(const plan::Plan& plan) {
   const std::vector<schedule::Action>& actions = program_.training.ranks[grid_.position().index()];
   const auto computing = static_cast<std::size_t>(std::ranges::count_if(
       actions, [](const schedule::Action& action) { return schedule::is_compute(action.kind); }));
-  moving_.reset(new Moving{
+  move_.running.reset(new Moving{
       .plan = plan,
       .recomputed = std::move(wanted.recomputed),
       .layers = static_cast<int>(wanted.migration.moves.size()),
@@ -143,7 +143,7 @@ Expected<bool> Pipeline::begin_move(const plan::Plan& plan) {
       .transfer = {grid_.world(), model_, transfers(wanted.migration, grid_.axes(), state_),
                    state_.layers, computing * static_cast<std::size_t>(options_.accumulation),
                    options_.staging}});
-  moving_->report.seconds = seconds_since(start);
+  move_.running->report.seconds = seconds_since(start);
   return true;
 }
 
@@ -159,54 +159,56 @@ bool Pipeline::holds_twice(const plan::Migration& migration) const {
 
 void Pipeline::send_layers() {
   const auto start = Clock::now();
-  moving_->transfer.send_some();
+  move_.running->transfer.send_some();
   times_.moving_s += seconds_since(start);
 }
 
 // The step's gradients are complete.
 Expected<void> Pipeline::finish_moving(StepReport& report) {
-  if (!moving_) return {};
-  DYNMO_ASSIGN(report.migrate_end_s, moving_->transfer.finish(state_.layers));
+  if (!move_.running) return {};
+  DYNMO_ASSIGN(report.migrate_end_s, move_.running->transfer.finish(state_.layers));
   report.migrate_s += report.migrate_end_s;
-  moving_->report.seconds += report.migrate_end_s;
+  move_.running->report.seconds += report.migrate_end_s;
   return {};
 }
 
 // A rank holds another copy than was sent: all ranks go on with the plan in force.
 void Pipeline::give_up_move(LayerId refused) {
-  DYNMO_CHECK(moving_ != nullptr, "a move whose copy of layer {} is refused", refused);
-  migration_ = moving_->report;
-  const auto& own = moving_->transfer.refusal();
-  migration_.refusal = own && own->layer == refused
+  DYNMO_CHECK(move_.running != nullptr, "a move whose copy of layer {} is refused", refused);
+  move_.last = move_.running->report;
+  const auto& own = move_.running->transfer.refusal();
+  move_.last.refusal = own && own->layer == refused
                            ? own->why
                            : fmt::format("layer {}: another rank has refused its copy", refused);
   decisions_.not_moved();
-  moving_.reset();
+  move_.running.reset();
 }
 
 // Both ends of a move update the layers that move, and tell the sources of both what the step's
 // outcome is: afterwards both have the same.
 Expected<void> Pipeline::update_all(const StepReport& report, const dynamism::Outcome& outcome) {
   std::vector<LayerId> arrived;
-  if (moving_) {
-    for (const auto& [id, layer] : moving_->transfer.arrived()) arrived.push_back(id);
-    state_.layers.merge(moving_->transfer.arrived());
+  if (move_.running) {
+    for (const auto& [id, layer] : move_.running->transfer.arrived()) arrived.push_back(id);
+    state_.layers.merge(move_.running->transfer.arrived());
   }
   update(report);
   auto told = dynamism::after_update(state_.sources, boundary(), outcome);
-  for (const LayerId id : arrived) moving_->transfer.arrived().insert(state_.layers.extract(id));
-  if (!told || !moving_) return told;
-  moving_->agreed = true;
-  keep_as_spares(moving_->transfer.arrived(), state_);
+  for (const LayerId id : arrived) {
+    move_.running->transfer.arrived().insert(state_.layers.extract(id));
+  }
+  if (!told || !move_.running) return told;
+  move_.running->agreed = true;
+  keep_as_spares(move_.running->transfer.arrived(), state_);
   return {};
 }
 
 // The plan that layers have moved to while the last step ran comes into force. Nothing is sent: all
 // ranks know that it does.
 void Pipeline::settle_move(StepReport& report) {
-  if (!moving_ || !moving_->agreed) return;
+  if (!move_.running || !move_.running->agreed) return;
   const auto start = Clock::now();
-  Moving& moving = *moving_;
+  Moving& moving = *move_.running;
   state_.plan = std::move(moving.plan);
   for (const auto& [id, layer] : moving.transfer.arrived()) state_.spares.erase(id);
   state_.layers.merge(moving.transfer.arrived());
@@ -214,16 +216,16 @@ void Pipeline::settle_move(StepReport& report) {
   decisions_.moved(moving.bytes);
   remake_program(std::move(moving.recomputed));
   const double seconds = seconds_since(start);
-  migration_ = moving.report;
-  migration_.committed = true;
-  migration_.seconds += seconds;
-  migration_.sent = moving.transfer.sent();
-  migration_.received = moving.transfer.received();
+  move_.last = moving.report;
+  move_.last.committed = true;
+  move_.last.seconds += seconds;
+  move_.last.sent = moving.transfer.sent();
+  move_.last.received = moving.transfer.received();
   report.migrate_s += seconds;
   report.moved_layers += moving.layers;
   report.moved_bytes += moving.bytes;
-  report.move_pause_s += migration_.seconds;
-  moving_.reset();
+  report.move_pause_s += move_.last.seconds;
+  move_.running.reset();
 }
 
 }  // namespace dynmo::runtime

@@ -125,19 +125,19 @@ void Pipeline::count_work(const dynamism::Outcome& outcome,
 
 // Once before each step.
 Expected<void> Pipeline::ask_sources() {
-  if (asked_for_ == state_.step) return {};
+  if (asked_.step == state_.step) return {};
   state_.asked = true;
   DYNMO_ASSIGN(const dynamism::Change change, dynamism::before_step(state_.sources, boundary()));
   const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
   // A run's first plan was made for what had changed before.
-  const bool news = goes_on_ || asked_for_ >= 0;
+  const bool news = asked_.goes_on || asked_.once();
   auto announced = cost::Announced::kNothing;
   if (news && frozen != state_.frozen_layers) announced = cost::Announced::kKnown;
   if (news && change.sizes) announced = cost::Announced::kPredicted;
   if (news && change.work) announced = cost::Announced::kWork;
-  if (change.sizes || (asked_for_ < 0 && !state_.sources.empty())) DYNMO_TRY(share_sizes());
+  if (change.sizes || (!asked_.once() && !state_.sources.empty())) DYNMO_TRY(share_sizes());
   decisions_.announce(announced, state_.step);
-  asked_for_ = state_.step;
+  asked_.step = state_.step;
   state_.frozen_layers = frozen;
   for (const auto& [id, layer] : state_.layers) {
     if (layer.frozen) times_.update_s[id] = 0;
@@ -147,7 +147,7 @@ Expected<void> Pipeline::ask_sources() {
 
 // For what runs before the first step.
 Expected<void> Pipeline::ask_sources_first() {
-  if (asked_for_ >= 0) return {};
+  if (asked_.once()) return {};
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(ask_sources());
   return frozen == state_.frozen_layers ? Expected<void>() : rebuild();

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "dynmo/control/controller.h"
@@ -25,6 +26,15 @@ namespace dynmo::scenario {
 // policy. to_all() converts it back.
 [[nodiscard]] plan::Plan to_present(const plan::Plan& plan, const std::vector<int>& present);
 [[nodiscard]] plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int ranks);
+
+// The plan of a run, over all positions.
+struct PlansInForce {
+  plan::Plan now = {};
+  std::optional<plan::Plan> left = {};  // of this step, while layers move to `now`
+
+  // Returns the plan of the running step: the previous one, if layers move during the step.
+  [[nodiscard]] const plan::Plan& of_step() const { return left ? *left : now; }
+};
 
 // Returns training.recompute of a valid scenario.
 [[nodiscard]] plan::Recompute recompute_of(const Scenario& scenario);
@@ -52,6 +62,10 @@ namespace dynmo::scenario {
 [[nodiscard]] const dynamism::Recording* recording_of(const dynamism::LoadModel& load,
                                                       const Scenario& scenario,
                                                       const Policy& policy);
+struct SimulatedLoad {
+  const dynamism::LoadModel& model;
+  const dynamism::Recording* recording;  // that of recording_of()
+};
 // Returns a cluster of `ranks` ranks, as the controller of the recorded run knew them.
 [[nodiscard]] cost::Cluster recorded_cluster(const dynamism::Recording& recording,
                                              const Scenario& scenario, std::size_t ranks,

@@ -27,11 +27,10 @@ class Run {
   Run(const Job& job, const dynamism::LoadModel& load, const Policy& policy,
       const RunOptions& options, Grid grid)
       : job_(job),
-        load_(load),
+        load_{.model = load, .recording = recording_of(load, job.scenario, policy)},
         policy_(policy),
         options_(options),
         costs_{.model = load.at(0)},
-        recording_(recording_of(load, job.scenario, policy)),
         controller_(make_controller()),
         replayer_(std::move(grid), job.scenario.training.micro_batches),
         score_(policy.name) {
@@ -40,18 +39,18 @@ class Run {
   }
 
   Expected<RunResult> all() {
-    if (recording_ != nullptr) {  // it began with the ranks that its first step had
+    if (load_.recording != nullptr) {  // it began with the ranks that its first step had
       ranks_.present = first_ranks(scenario());
       ranks_.offered = ranks_.present.size();
-      plan_ = to_all(recording_->start.plan, ranks_.present, cluster().size());
+      plans_.now = to_all(load_.recording->start.plan, ranks_.present, cluster().size());
       while (due() != nullptr) ++ranks_.next_event;
     } else {
-      DYNMO_ASSIGN(plan_, proposed(ranks_.present, 0));
+      DYNMO_ASSIGN(plans_.now, proposed(ranks_.present, 0));
     }
     DYNMO_TRY(choose_recomputed());
     if (autonomous()) charge_plan();
     if (autonomous() && options_.shares) {
-      others_.emplace(job_, policy_, replayer_.grid(), plan_);
+      others_.emplace(job_, policy_, replayer_.grid(), plans_.now);
     }
     while (step_ < scenario().training.steps) {
       const auto applied = apply_events();
@@ -68,8 +67,8 @@ class Run {
     cost::ModelCost model;
     bool fresh = true;                // those of the next step are not known
     std::int64_t observed_step = -1;  // the newest
-    // The layers that the plan in force recomputes, and left_. They follow from the plan and from
-    // measured costs, with the number of frozen layers at that time.
+    // The layers that the plan in force recomputes, and plans_.left. They follow from the plan and
+    // from measured costs, with the number of frozen layers at that time.
     plan::LayerSet recomputed = {};
     plan::LayerSet recomputed_by_left = {};
     int frozen = 0;
@@ -97,10 +96,10 @@ class Run {
 
   control::Controller make_controller() const {
     control::ControllerOptions options = controller_options(scenario(), policy_);
-    if (recording_ != nullptr) options.accumulation = recording_->start.accumulation;
+    if (load_.recording != nullptr) options.accumulation = load_.recording->start.accumulation;
     control::Controller controller(costs_.model, options);
-    if (recording_ != nullptr)
-      controller.use(recorded_profiler(*recording_, costs_.model, options));
+    if (load_.recording != nullptr)
+      controller.use(recorded_profiler(*load_.recording, costs_.model, options));
     return controller;
   }
 
@@ -115,8 +114,8 @@ class Run {
   }
   // The ranks that are there, as the controller knows them.
   [[nodiscard]] cost::Cluster planned_ranks() const {
-    if (recording_ == nullptr) return subset(cluster(), ranks_.present);
-    return recorded_cluster(*recording_, scenario(), ranks_.present.size(),
+    if (load_.recording == nullptr) return subset(cluster(), ranks_.present);
+    return recorded_cluster(*load_.recording, scenario(), ranks_.present.size(),
                             controller_.profiler().overhead());
   }
 
@@ -125,10 +124,10 @@ class Run {
     const plan::Recompute choice = recompute_of(scenario());
     if (choice == plan::Recompute::kNone) return {};
     const auto measured = controller_.costs(costs_.model);
-    DYNMO_ASSIGN(
-        plan::Judged judged,
-        plan::judge(choice, to_present(plan_, ranks_.present), measured ? *measured : costs_.model,
-                    planned_ranks(), scenario().training.micro_batches));
+    DYNMO_ASSIGN(plan::Judged judged,
+                 plan::judge(choice, to_present(plans_.now, ranks_.present),
+                             measured ? *measured : costs_.model, planned_ranks(),
+                             scenario().training.micro_batches));
     costs_.recomputed = std::move(judged.recomputed);
     return {};
   }
@@ -144,7 +143,7 @@ class Run {
 
   [[nodiscard]] RanksHeld held() const {
     const auto in_use = std::count_if(ranks_.present.begin(), ranks_.present.end(), [&](int rank) {
-      return !plan_.stages_of(Rank{rank}).empty();
+      return !plans_.now.stages_of(Rank{rank}).empty();
     });
     return {.in_use = static_cast<std::size_t>(in_use),
             .present = ranks_.present.size(),
@@ -166,14 +165,14 @@ class Run {
 
   // Layers go over to `next`. Every replica moves its own at the same time.
   void move_to(plan::Plan next, Moves moves) {
-    const plan::Migration migration = plan::difference(plan_, next, costs_.model);
+    const plan::Migration migration = plan::difference(plans_.now, next, costs_.model);
     const auto bytes = static_cast<double>(migration.bytes().value);
     const auto waited_for = moves == Moves::kAtOnce
                                 ? bytes
                                 : static_cast<double>(migration.gradient_bytes(costs_.model).value);
     charge_move(waited_for);
     score_.count_move(static_cast<std::int64_t>(migration.moves.size()), bytes * replicas());
-    plan_ = std::move(next);
+    plans_.now = std::move(next);
   }
 
   // A decision of the controller over the ranks that are there.
@@ -217,15 +216,15 @@ class Run {
       DYNMO_TRY(set_replicas(static_cast<int>(event.replicas)));
       controller_.announce(cost::Announced::kKnown, step_);
     }
-    const bool stranded =
-        std::any_of(plan_.stages.begin(), plan_.stages.end(), [&](const plan::PlanStage& stage) {
+    const bool stranded = std::any_of(
+        plans_.now.stages.begin(), plans_.now.stages.end(), [&](const plan::PlanStage& stage) {
           return !std::binary_search(kept.begin(), kept.end(), stage.rank.value);
         });
     if (event.failure || (stranded && !autonomous())) {
       spend(&TimeSpent::restart_s, scenario().training.restart_s);
     }
     const bool lost = event.failure && stranded && decides();
-    const plan::Plan before = to_present(plan_, ranks_.present);
+    const plan::Plan before = to_present(plans_.now, ranks_.present);
     if (stranded && !lost) DYNMO_TRY(vacate(kept, next));
     change_ranks(kept, next);
     if (lost) DYNMO_TRY(plan_after_loss(before));
@@ -247,7 +246,7 @@ class Run {
   // measured nothing, makes a plan for the ranks of `next`.
   Expected<void> vacate(const std::vector<int>& kept, const std::vector<int>& next) {
     if (!decides()) {
-      DYNMO_ASSIGN(plan::Plan plan, proposed(next, plan_.generation + 1));
+      DYNMO_ASSIGN(plan::Plan plan, proposed(next, plans_.now.generation + 1));
       charge_plan();
       move_to(std::move(plan), Moves::kAtOnce);
       return {};
@@ -258,7 +257,7 @@ class Run {
         staying.emplace_back(static_cast<std::int32_t>(i));
       }
     }
-    const plan::Plan current = to_present(plan_, ranks_.present);
+    const plan::Plan current = to_present(plans_.now, ranks_.present);
     const cost::Cluster there = planned_ranks();
     DYNMO_ASSIGN(control::Decision decision, controller_.vacate(boundary(current, there), staying));
     return take(std::move(decision), Moves::kAtOnce);
@@ -285,12 +284,12 @@ class Run {
     }
     controller_.ranks_changed(before);
     ranks_.present = next;
-    ++plan_.generation;  // it numbers groups, too
+    ++plans_.now.generation;  // it numbers groups, too
   }
 
   // Gives ranks back that have had no layers for long.
   void release() {
-    const auto released = controller_.release(to_present(plan_, ranks_.present), step_);
+    const auto released = controller_.release(to_present(plans_.now, ranks_.present), step_);
     if (!released) return;
     std::vector<int> kept;
     for (const Rank rank : released->kept) kept.push_back(ranks_.present[rank.index()]);
@@ -302,13 +301,13 @@ class Run {
     const int added = count - replicas();
     DYNMO_TRY(set_grid(count));
     if (added <= 0) return {};
-    std::vector<double> bytes(static_cast<std::size_t>(plan_.ranks), 0.0);
+    std::vector<double> bytes(static_cast<std::size_t>(plans_.now.ranks), 0.0);
     double all = 0;
     for (std::int32_t i = 0; i < costs_.model.size(); ++i) {
       const LayerId layer{i};
       const auto state =
           static_cast<double>(plan::moved_bytes(costs_.model.layers[layer.index()]).value);
-      bytes[plan_.owner(layer).index()] += state;
+      bytes[plans_.now.owner(layer).index()] += state;
       all += state;
     }
     const double most = *std::max_element(bytes.begin(), bytes.end());
@@ -326,11 +325,11 @@ class Run {
   }
 
   Expected<void> advance() {
-    const auto announced = step_ > 0 ? load_.announced_at(step_) : cost::Announced::kNothing;
+    const auto announced = step_ > 0 ? load_.model.announced_at(step_) : cost::Announced::kNothing;
     const bool changed = announced != cost::Announced::kNothing;
     const bool sampled = step_ % scenario().training.sample_every == 0 || changed || costs_.fresh;
     if (sampled) {
-      costs_.model = load_.at(step_);
+      costs_.model = load_.model.at(step_);
       controller_.know(costs_.model);
     }
     controller_.announce(announced, step_);
@@ -338,9 +337,9 @@ class Run {
     if (costs_.model.frozen_layers() != costs_.frozen) DYNMO_TRY(choose_recomputed());
     if (autonomous()) DYNMO_TRY(replan());
     const bool traced = step_ >= scenario().training.steps - options_.trace_steps;
-    const plan::LayerSet& again = left_ ? costs_.recomputed_by_left : costs_.recomputed;
+    const plan::LayerSet& again = plans_.left ? costs_.recomputed_by_left : costs_.recomputed;
     DYNMO_ASSIGN(const StepMeasure* measure,
-                 replayer_.step(step_plan(), costs_.model, again,
+                 replayer_.step(plans_.of_step(), costs_.model, again,
                                 traced ? Timelines::kKept : Timelines::kLeftOut));
     count(*measure);
     if (others_) DYNMO_TRY(others_->add(costs_.model));
@@ -366,42 +365,41 @@ class Run {
                  step_ >= steps - std::max<std::int64_t>(steps / 10, 1), held());
   }
 
-  // Returns the plan of the running step: the previous one, if layers move during the step.
-  [[nodiscard]] const plan::Plan& step_plan() const { return left_ ? *left_ : plan_; }
-
   void observe() {
-    controller_.observe(observed(), to_present(step_plan(), ranks_.present),
+    controller_.observe(observed(), to_present(plans_.of_step(), ranks_.present),
                         costs_.model.frozen_layers());
   }
 
   cost::Observation observed() {
-    if (recording_ == nullptr) {
-      const Measuring how{scenario(), policy_, load_.counts_work(), step_plan(), ranks_.speeds};
+    if (load_.recording == nullptr) {
+      const Measuring how{scenario(), policy_, load_.model.counts_work(), plans_.of_step(),
+                          ranks_.speeds};
       cost::Observation seen = measured(how, step_, costs_.model);
       seen.steps = std::max<std::int64_t>(step_ - std::exchange(costs_.observed_step, step_), 1);
       return seen;
     }
-    const auto found = recording_->steps.find(step_);
+    const auto found = load_.recording->steps.find(step_);
     // Beyond its end the load stays as it was.
-    return found != recording_->steps.end() ? found->second : recording_->steps.rbegin()->second;
+    return found != load_.recording->steps.end() ? found->second
+                                                 : load_.recording->steps.rbegin()->second;
   }
 
   Expected<void> replan() {
     const cost::Cluster there = planned_ranks();
-    const plan::Plan current = to_present(plan_, ranks_.present);
+    const plan::Plan current = to_present(plans_.now, ranks_.present);
     DYNMO_ASSIGN(auto decision, controller_.decide(boundary(current, there)));
-    left_.reset();
+    plans_.left.reset();
     if (!decision) return {};
     if (!decision->migrate) costs_.recomputed = decision->recomputed;
     const Moves moves = decision->migrate ? how_to_move(current, decision->plan) : Moves::kAtOnce;
-    if (moves == Moves::kDuringStep) left_ = plan_;
+    if (moves == Moves::kDuringStep) plans_.left = plans_.now;
     return take(*std::move(decision), moves);
   }
 
   // During the step where the ranks' memory holds the layers twice, or as it was recorded.
   [[nodiscard]] Moves how_to_move(const plan::Plan& from, const plan::Plan& to) const {
-    const bool during = recording_ != nullptr
-                            ? recording_->moving.contains(step_)
+    const bool during = load_.recording != nullptr
+                            ? load_.recording->moving.contains(step_)
                             : plan::holds_both(from, plan::difference(from, to, costs_.model),
                                                plan::recomputed(costs_.model, costs_.recomputed),
                                                planned_ranks(), scenario().training.micro_batches);
@@ -416,16 +414,14 @@ class Run {
   }
 
   const Job& job_;
-  const dynamism::LoadModel& load_;
+  SimulatedLoad load_;
   const Policy& policy_;
   const RunOptions& options_;
   Costs costs_;
-  const dynamism::Recording* recording_;
   control::Controller controller_;
   StepReplayer replayer_;
   Ranks ranks_;
-  plan::Plan plan_;
-  std::optional<plan::Plan> left_;  // of this step, while layers move to plan_
+  PlansInForce plans_;
   std::int64_t step_ = 0;
   Score score_;
   std::optional<OtherPlans> others_;

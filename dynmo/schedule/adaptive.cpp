@@ -116,12 +116,11 @@ std::int64_t greater(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
 void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming> stages,
                          std::span<const Bytes> stash_limit) {
   shape_ = shape;
-  micro_batches_ = shape.micro_batches;
   const std::size_t count = stages.size();
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   ranks_.assign(ranks, RankState{});
-  wake_.resize((ranks + 3) / 4 * 4);  // first_wake() takes four at a time
-  rank_bits_ = static_cast<int>(std::bit_width(ranks - 1));
+  wakes_.at.resize((ranks + 3) / 4 * 4);  // first_wake() takes four at a time
+  wakes_.rank_bits = static_cast<int>(std::bit_width(ranks - 1));
   slots_.assign(count + 1, Slot{});  // and one for reads without a reader
   slot_of_.resize(count);
   for (const StageShape& stage : shape.stages) ++ranks_[stage.rank.index()].end;
@@ -161,14 +160,14 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
       slot.stash_before = before;
       before += slot.stash;
       work += slot.duration[kF] + slot.duration[kI] + slot.duration[kW];
-      actions_ += std::int64_t{slot.frozen ? 1 : 3} * micro_batches_;
+      actions_ += std::int64_t{slot.frozen ? 1 : 3} * shape_.micro_batches;
     }
     for (int i = rank.first; i < rank.end; ++i) {
       Slot& slot = slots_[static_cast<std::size_t>(i)];
       slot.stash_behind = before - slot.stash_before;
     }
     rank.stash = before;
-    rank.left = work * micro_batches_;
+    rank.left = work * shape_.micro_batches;
     period_ = std::max(period_, work);
   }
 }
@@ -202,7 +201,7 @@ void ListScheduler::connect() {
 void ListScheduler::start(const DuePolicy& policy) {
   wait_[kW] = policy.wait_for_weight;
   wait_[kF] = wait_[kI] = policy.wait_for_others;
-  std::fill(wake_.begin(), wake_.end(), kNever);
+  std::fill(wakes_.at.begin(), wakes_.at.end(), kNever);
   for (RankState& rank : ranks_) {
     rank.free = rank.posted = rank.held = rank.back = 0;
     rank.left = 0;
@@ -210,10 +209,10 @@ void ListScheduler::start(const DuePolicy& policy) {
       const Slot& slot = slots_[static_cast<std::size_t>(i)];
       rank.left += slot.duration[kF] + slot.duration[kI] + slot.duration[kW];
     }
-    rank.left *= micro_batches_;
+    rank.left *= shape_.micro_batches;
   }
   std::fill(done_.begin(), done_.end(), kUnknown);
-  std::fill_n(done_.end() - micro_batches_ - 1, micro_batches_, 0);
+  std::fill_n(done_.end() - shape_.micro_batches - 1, shape_.micro_batches, 0);
   std::int64_t reach = 0;  // of a lone F
   for (std::size_t s = 0; s < slot_of_.size(); ++s) {
     Slot& slot = slots_[static_cast<std::size_t>(slot_of_[s])];
@@ -244,7 +243,7 @@ void ListScheduler::start(const DuePolicy& policy) {
   const Slot& first = slots_[static_cast<std::size_t>(slot_of_[0])];
   known_due(slot_of_[0], kF) = first.due[kF];
   const auto rank = static_cast<std::size_t>(first.rank);
-  wake_[rank] = wake_at(0, rank);
+  wakes_.at[rank] = wakes_.value(0, rank);
 }
 
 // With D_k = `ahead` of slot k, the micro-batch i at the head of slot k holds with all younger ones
@@ -303,7 +302,7 @@ inline ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64
         slots_[static_cast<std::size_t>(choice.slot)].duration[choice.kind];
     if ((later_arrival - now) * DuePolicy::kWhole > duration * wait_[choice.kind]) return choice;
   }
-  wake_[index] = next_arrival(index, now);
+  wakes_.at[index] = next_arrival(index, now);
   return {};
 }
 
@@ -319,7 +318,7 @@ std::int64_t ListScheduler::next_arrival(std::size_t index, std::int64_t now) co
       if (kind == kI ? restores(rank, slot) : admits(rank, i)) next = arrival;
     }
   }
-  return next < kUnknown ? wake_at(next, index) : kNever;
+  return next < kUnknown ? wakes_.value(next, index) : kNever;
 }
 
 void ListScheduler::note(const Slot& slot, Kind kind) {
@@ -342,7 +341,7 @@ inline void ListScheduler::pass_on(const Slot& slot, Kind kind, int micro_batch,
   const auto index = static_cast<std::size_t>(reader.rank);
   const RankState& rank = ranks_[index];
   const std::int64_t arrival = greater(end, rank.posted) + reader.transfer[reads];
-  wake_[index] = lesser(wake_[index], wake_at(greater(rank.free, arrival), index));
+  wakes_.at[index] = lesser(wakes_.at[index], wakes_.value(greater(rank.free, arrival), index));
 }
 
 inline void ListScheduler::place(std::size_t index, Choice choice) {
@@ -382,14 +381,14 @@ inline void ListScheduler::place(std::size_t index, Choice choice) {
     }
     pass_on(slot, kind, micro_batch, end);
   }
-  wake_[index] = wake_at(end, index);  // another look; what there is to run decides then
+  wakes_.at[index] = wakes_.value(end, index);  // another look; what there is to run decides then
 }
 
 // Four minima do not wait for one another, and no comparison of times is a branch.
 inline std::int64_t ListScheduler::first_wake() const {
   std::int64_t min[4] = {kNever, kNever, kNever, kNever};
-  for (std::size_t r = 0; r < wake_.size(); r += 4) {
-    for (std::size_t i = 0; i < 4; ++i) min[i] = lesser(min[i], wake_[r + i]);
+  for (std::size_t r = 0; r < wakes_.at.size(); r += 4) {
+    for (std::size_t i = 0; i < 4; ++i) min[i] = lesser(min[i], wakes_.at[r + i]);
   }
   return lesser(lesser(min[0], min[1]), lesser(min[2], min[3]));
 }
@@ -400,8 +399,8 @@ std::int64_t ListScheduler::run(const DuePolicy& policy, std::int64_t bound) {
     const std::int64_t wake = first_wake();
     DYNMO_CHECK(wake != kNever, "an order that goes on, got a deadlock after {} of {} actions",
                 placed, actions_);
-    const std::int64_t now = wake >> rank_bits_;
-    const auto rank = static_cast<std::size_t>(wake - (now << rank_bits_));
+    const std::int64_t now = wake >> wakes_.rank_bits;
+    const auto rank = static_cast<std::size_t>(wake - (now << wakes_.rank_bits));
     if (now + ranks_[rank].left > bound) return kStopped;
     const Choice choice = choose(rank, now);
     if (choice.slot < 0) continue;

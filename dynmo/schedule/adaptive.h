@@ -144,6 +144,16 @@ class ListScheduler {
     int first = 0;           // slots [first, end)
     int end = 0;
   };
+  // The earliest start of each rank's next action, or kStopped. The last `rank_bits` bits are the
+  // rank. So the least value names the rank that wakes first, and the lowest rank among equals.
+  struct Wakes {
+    std::vector<std::int64_t> at;
+    int rank_bits = 0;
+
+    [[nodiscard]] std::int64_t value(std::int64_t time, std::size_t rank) const {
+      return (time << rank_bits) + static_cast<std::int64_t>(rank);
+    }
+  };
   struct Choice {
     int slot = -1;
     Kind kind = kF;
@@ -152,9 +162,6 @@ class ListScheduler {
   void connect();
   void start(const DuePolicy& policy);
   [[nodiscard]] std::int64_t first_wake() const;
-  [[nodiscard]] std::int64_t wake_at(std::int64_t time, std::size_t rank) const {
-    return (time << rank_bits_) + static_cast<std::int64_t>(rank);
-  }
   [[nodiscard]] bool admits(const RankState& rank, int slot) const;
   [[nodiscard]] static bool restores(const RankState& rank, const Slot& slot) {
     return slot.restored <= rank.most - rank.held - rank.back;
@@ -166,14 +173,13 @@ class ListScheduler {
   void pass_on(const Slot& slot, Kind kind, int micro_batch, std::int64_t end);
   [[nodiscard]] std::size_t row(int slot, Kind kind) const {
     return (static_cast<std::size_t>(slot) * 2 + (kind == kI ? 1U : 0U)) *
-           (static_cast<std::size_t>(micro_batches_) + 1);
+           (static_cast<std::size_t>(shape_.micro_batches) + 1);
   }
   [[nodiscard]] std::int64_t& known_due(int slot, Kind kind) {
     return known_due_[static_cast<std::size_t>(kStride * slot + kind)];
   }
 
   PipelineShape shape_;
-  int micro_batches_ = 0;
   std::int64_t period_ = 0;
   std::int64_t actions_ = 0;
   std::int64_t placed_ = 0;
@@ -184,10 +190,7 @@ class ListScheduler {
   // The due date of the next action at kStride x slot + kind, or kStopped if its input is not known
   // yet.
   std::vector<std::int64_t> known_due_;
-  // The earliest start of each rank's next action, or kStopped. The last `rank_bits_` bits are the
-  // rank. So the least value names the rank that wakes first, and the lowest rank among equals.
-  std::vector<std::int64_t> wake_;
-  int rank_bits_ = 0;
+  Wakes wakes_;
   // Ends of F and I by slot, kind and micro-batch, or kUnknown if there is none yet. A row has one
   // micro-batch more than there is, which never ends. A row of zeros stands for the inputs of the
   // first stage.

@@ -85,8 +85,7 @@ class Replay {
   Replay(const Schedule& schedule, const StepCosts& costs, const SimOptions& options)
       : schedule_(schedule),
         costs_(costs),
-        record_spans_(options.timeline),
-        record_memory_(options.memory),
+        records_{.spans = options.timeline, .memory = options.memory},
         micro_batches_(static_cast<std::size_t>(schedule.shape.micro_batches)),
         messages_a_channel_(padded(micro_batches_)),
         messages_(costs.channels.size() * messages_a_channel_),
@@ -101,8 +100,8 @@ class Replay {
         if (!is_compute(action.kind)) channels_[s][kind] = schedule::channel(action);
       }
     }
-    result_.timeline.ranks.resize(record_spans_ ? ranks_.size() : 0);
-    result_.memory.resize(record_memory_ ? ranks_.size() : 0);
+    result_.timeline.ranks.resize(records_.spans ? ranks_.size() : 0);
+    result_.memory.resize(records_.memory ? ranks_.size() : 0);
     for (std::size_t r = 0; r < result_.memory.size(); ++r) record_memory(r, 0, 0);
   }
 
@@ -207,13 +206,13 @@ class Replay {
     state.clock = start + duration;
     state.free_clock += costs_.action + duration;
     state.busy += duration;
-    if (record_spans_) record_span(rank, action, start, state.clock);
+    if (records_.spans) record_span(rank, action, start, state.clock);
   }
 
   void add_stash(std::size_t rank, RankState& state, std::int64_t bytes) {
     state.stash += bytes;
     state.peak_stash = std::max(state.peak_stash, state.stash);
-    if (record_memory_ && bytes != 0) record_memory(rank, state.clock, state.stash);
+    if (records_.memory && bytes != 0) record_memory(rank, state.clock, state.stash);
   }
 
   void end_weight_gradient(std::size_t rank, RankState& state, const Action& action,
@@ -260,7 +259,7 @@ class Replay {
     RankState& sender = ranks_[channel.sender];
     RankState& receiver = ranks_[channel.receiver];
     sender.sends_end = std::max(sender.sends_end, time);
-    if (record_spans_) record_message(index, channel, posted);
+    if (records_.spans) record_message(index, channel, posted);
     if (receiver.awaited != index) return;
     receiver.awaited = kNothing;
     ready_.push_back(channel.receiver);
@@ -283,10 +282,14 @@ class Replay {
         {.time = Nanoseconds{time}, .bytes = Bytes{costs_.state[rank] + stash}});
   }
 
+  struct Records {
+    bool spans = false;
+    bool memory = false;
+  };
+
   const Schedule& schedule_;
   const StepCosts& costs_;
-  const bool record_spans_;
-  const bool record_memory_;
+  const Records records_;
   const std::size_t micro_batches_;
   const std::size_t messages_a_channel_;
   std::vector<Message> messages_;  // by channel, then micro-batch, some of none behind

@@ -203,8 +203,8 @@ c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
 Expected<elastic::Place> C10dGroups::open(const elastic::View& next) {
   c10d::GroupOptions options = options_for(next);
   options.plane = plane_for(next.size());
-  DYNMO_ASSIGN(meeting_, c10d::open_meeting(options));
-  const c10d::MeetingPlace& place = c10d::place_of(*meeting_);
+  DYNMO_ASSIGN(next_.meeting, c10d::open_meeting(options));
+  const c10d::MeetingPlace& place = c10d::place_of(*next_.meeting);
   return elastic::Place{.generation = next.generation,
                         .size = next.size(),
                         .address = place.address,
@@ -217,22 +217,22 @@ Expected<transport::Transport*> C10dGroups::form(const elastic::View& next,
                                                  const GiveUp& give_up) {
   c10d::GroupOptions options = options_for(next);
   options.meeting_place = meeting_place(place);
-  options.meeting = std::exchange(meeting_, nullptr);
+  options.meeting = std::exchange(next_.meeting, nullptr);
   // A rank that is lost in the current group never comes to the next one.
   options.give_up = [&]() -> std::optional<Error> {
     if (auto lost = failure()) return lost;
     return give_up ? give_up() : std::nullopt;
   };
-  DYNMO_ASSIGN(next_, join(options));
-  return next_.transport.get();
+  DYNMO_ASSIGN(next_.joined, join(options));
+  return next_.joined.transport.get();
 }
 
 void C10dGroups::drop(const Error& why) {
-  meeting_.reset();
-  if (next_.group != nullptr) next_.group->abort(why);
-  next_.transport.reset();
-  next_.group.reset();
-  next_standing_.reset();
+  next_.meeting.reset();
+  if (next_.joined.group != nullptr) next_.joined.group->abort(why);
+  next_.joined.transport.reset();
+  next_.joined.group.reset();
+  next_.standing.reset();
 }
 
 Expected<bool> C10dGroups::take() {
@@ -242,8 +242,8 @@ Expected<bool> C10dGroups::take() {
   now_.transport.reset();
   closing_ =
       std::async(std::launch::async, [left = std::move(now_.group)]() mutable { left.reset(); });
-  now_ = std::exchange(next_, Joined());
-  if (next_standing_) standing_ = *std::exchange(next_standing_, std::nullopt);
+  now_ = std::exchange(next_.joined, Joined());
+  if (next_.standing) standing_ = *std::exchange(next_.standing, std::nullopt);
   if (now_.group != nullptr && !now_.group->address().empty()) address_ = now_.group->address();
   return now_.group != nullptr;
 }
@@ -283,16 +283,16 @@ Expected<void> C10dGroups::meet_again(elastic::Survivors& survivors,
   elastic::Standing mine = standing_;
   mine.open.push_back(before);  // not all may have had the same view in force
   const std::string origin = "the views that count for a rank";
-  DYNMO_ASSIGN(
-      const std::vector<Json> all,
-      transport::gather_json(*next_.transport, transport::control_tag(transport::Control::kBarrier),
-                             elastic::to_json(mine), origin));
+  DYNMO_ASSIGN(const std::vector<Json> all,
+               transport::gather_json(*next_.joined.transport,
+                                      transport::control_tag(transport::Control::kBarrier),
+                                      elastic::to_json(mine), origin));
   for (const Json& json : all) {
     DYNMO_ASSIGN(const elastic::Standing theirs, elastic::parse_standing(json, origin));
     elastic::merge(standing_, theirs);
   }
   elastic::note_formed(standing_, call.next, before);
-  now_ = std::exchange(next_, Joined());
+  now_ = std::exchange(next_.joined, Joined());
   return {};
 }
 
@@ -383,7 +383,7 @@ Json C10dGroups::standing(const elastic::View& next) const {
 
 Expected<void> C10dGroups::know(const Json& standing) {
   DYNMO_ASSIGN(elastic::Standing theirs, elastic::parse_standing(standing, "the views that count"));
-  (next_.group == nullptr ? standing_ : next_standing_.emplace()) = std::move(theirs);
+  (next_.joined.group == nullptr ? standing_ : next_.standing.emplace()) = std::move(theirs);
   return {};
 }
 

@@ -94,6 +94,12 @@ class C10dGroups final : public elastic::Groups {
     std::unique_ptr<transport::Transport> transport;  // over the group
     std::vector<elastic::PlanePlace> planes;          // of its ranks
   };
+  // The next group, while it forms.
+  struct Next {
+    Joined joined;
+    std::shared_ptr<c10d::Meeting> meeting;  // at its first rank
+    std::optional<elastic::Standing> standing;
+  };
   C10dGroups(c10d::GroupOptions options, elastic::Member self, Decorate decorate)
       : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
   [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options);
@@ -116,10 +122,8 @@ class C10dGroups final : public elastic::Groups {
   std::future<void> closing_;  // of the previous group
   Joined now_;
   std::string address_;  // of this process, in the newest group
-  Joined next_;
-  std::shared_ptr<c10d::Meeting> meeting_;  // for the next group, at its first rank
+  Next next_;
   elastic::Standing standing_;
-  std::optional<elastic::Standing> next_standing_;
   std::map<elastic::MemberId, elastic::PlanePlace> places_;  // of members of views that count
 };
 

@@ -55,7 +55,7 @@ Checkpointer::~Checkpointer() {
 Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   const auto begin = Clock::now();
   DYNMO_TRY(advance(Waiting::kAlways));
-  failure_.reset();
+  outcome_.failure.reset();
   now_.step = pipeline.next_step();
   const Generation generation = pipeline.plan().generation;
   now_.pending = checkpoint::pending_folder(root_, now_.step, generation);
@@ -67,7 +67,7 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   }
   // The others may write when the folder is there.
   DYNMO_TRY(exchange(begun));
-  if (failure_) {
+  if (outcome_.failure) {
     give_up();
   } else {
     // The other replicas have the same bits.
@@ -81,7 +81,7 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   }
   const bool waits = waiting_ == Waiting::kAlways || !config_.checkpoint.asynchronous;
   if (waits) DYNMO_TRY(advance(Waiting::kAlways));
-  totals_.pause_s += seconds_since(begin);
+  outcome_.totals.pause_s += seconds_since(begin);
   return {};
 }
 
@@ -89,7 +89,7 @@ Expected<void> Checkpointer::timed_advance(Waiting waiting) {
   if (!active()) return {};
   const auto begin = Clock::now();
   DYNMO_TRY(advance(waiting));
-  totals_.pause_s += seconds_since(begin);
+  outcome_.totals.pause_s += seconds_since(begin);
   return {};
 }
 
@@ -115,10 +115,10 @@ Expected<bool> Checkpointer::all_ready() {
 Expected<std::vector<std::string>> Checkpointer::exchange(const Expected<std::string>& mine) {
   DYNMO_ASSIGN(auto all, transport::gather_texts(transport_, tag_, encode(mine)));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].starts_with('!') && !failure_) {
-      failure_ = make_error(ErrorCode::kNoCheckpoint, "rank {}: {}",
-                            transport_.number_of(transport::Member(static_cast<int>(rank))),
-                            all[rank].substr(1));
+    if (all[rank].starts_with('!') && !outcome_.failure) {
+      outcome_.failure = make_error(ErrorCode::kNoCheckpoint, "rank {}: {}",
+                                    transport_.number_of(transport::Member(static_cast<int>(rank))),
+                                    all[rank].substr(1));
     }
     all[rank].erase(0, 1);
   }
@@ -128,7 +128,7 @@ Expected<std::vector<std::string>> Checkpointer::exchange(const Expected<std::st
 // All files are on the disk, or one rank could not write.
 Expected<void> Checkpointer::commit() {
   DYNMO_ASSIGN(std::vector<std::string> texts, exchange(entries_text(writer_->finish())));
-  if (failure_) {
+  if (outcome_.failure) {
     give_up();
     return {};
   }
@@ -164,31 +164,31 @@ void Checkpointer::give_up() {
 
 Expected<void> Checkpointer::conclude() {
   Expected<std::string> mine = std::string();
-  const bool had_failed = failure_.has_value();
+  const bool had_failed = outcome_.failure.has_value();
   if (const auto done = writer_->finish(); !done) mine = done.error();
   DYNMO_TRY(exchange(mine));
-  if (failure_ && !had_failed) {
+  if (outcome_.failure && !had_failed) {
     give_up();
     return {};
   }
   now_.phase = Phase::kIdle;
-  ++(failure_ ? totals_.failed : totals_.written);
+  ++(outcome_.failure ? outcome_.totals.failed : outcome_.totals.written);
   if (!leads()) return {};
-  if (failure_) {
-    notes_.push_back(fmt::format(
-        "ALARM    no checkpoint of step {}: {}; {}; {}", now_.step, failure_->message,
+  if (outcome_.failure) {
+    outcome_.notes.push_back(fmt::format(
+        "ALARM    no checkpoint of step {}: {}; {}; {}", now_.step, outcome_.failure->message,
         now_.step < config_.train.steps ? "training goes on, the next one is tried all the same"
                                         : "it was the last",
         found_->still_good.empty() ? "there is no good one yet"
                                    : "still good: " + found_->still_good));
   }
   if (!found_->not_removed.empty()) {
-    notes_.push_back(
+    outcome_.notes.push_back(
         fmt::format("ALARM    older checkpoints stay: {}", std::exchange(found_->not_removed, {})));
   }
   return {};
 }
 
-std::vector<std::string> Checkpointer::take_notes() { return std::exchange(notes_, {}); }
+std::vector<std::string> Checkpointer::take_notes() { return std::exchange(outcome_.notes, {}); }
 
 }  // namespace dynmo::train

@@ -69,9 +69,9 @@ class Checkpointer {
   // Returns whether this rank's disk still writes a file of a dropped checkpoint. Then start()
   // would wait.
   [[nodiscard]] bool writes_dropped() const { return writer_->writes_dropped(); }
-  [[nodiscard]] const CheckpointTotals& totals() const { return totals_; }
+  [[nodiscard]] const CheckpointTotals& totals() const { return outcome_.totals; }
   // Returns why the newest attempt failed, or none if it did not.
-  [[nodiscard]] const std::optional<Error>& failure() const { return failure_; }
+  [[nodiscard]] const std::optional<Error>& failure() const { return outcome_.failure; }
   // Returns lines for the user, on rank 0, since the last call.
   [[nodiscard]] std::vector<std::string> take_notes();
 
@@ -83,6 +83,11 @@ class Checkpointer {
     std::filesystem::path pending = {};
     Json state = {};
   };
+  struct Outcome {
+    std::optional<Error> failure;  // of the newest checkpoint
+    CheckpointTotals totals;
+    std::vector<std::string> notes;  // not taken yet
+  };
   // Rank 0's thread writes it. It is read after the thread has finished, if ever.
   struct Found {
     std::string still_good = {};
@@ -93,7 +98,7 @@ class Checkpointer {
   [[nodiscard]] Expected<void> advance(Waiting waiting);
   [[nodiscard]] Expected<bool> all_ready();
   // Exchanges every rank's text or its error. The first error, with its rank's number, becomes
-  // failure_.
+  // the failure.
   [[nodiscard]] Expected<std::vector<std::string>> exchange(const Expected<std::string>& mine);
   [[nodiscard]] Expected<void> commit();
   void give_up();
@@ -109,9 +114,7 @@ class Checkpointer {
   Waiting waiting_;
 
   UnderWay now_;
-  std::optional<Error> failure_;
-  CheckpointTotals totals_;
-  std::vector<std::string> notes_;
+  Outcome outcome_;
   std::shared_ptr<Found> found_ = std::make_shared<Found>();
   std::shared_ptr<checkpoint::BackgroundWriter> writer_;
 };

@@ -91,7 +91,9 @@ RunLog::RunLog(const config::Config& config, observe::RunHistory::Run run,
                  {.tensorboard = config.run.tensorboard,
                   .prometheus = config.run.prometheus,
                   .port = static_cast<std::uint16_t>(config.run.metrics_port)}),
-             .records = nullptr} {}
+             .records = nullptr,
+             .load_trace = nullptr,
+             .events = {}} {}
 
 Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory::Run run,
                               observe::RunFolder folder, WorldRank rank, std::int64_t first_step,
@@ -104,14 +106,15 @@ Expected<RunLog> RunLog::open(const config::Config& config, observe::RunHistory:
   log.settings_.leads = true;
   log.whole_ = first_step == 0;
   using Events = observe::EventLog;
-  DYNMO_ASSIGN(log.events_,
+  DYNMO_ASSIGN(log.files_.events,
                Events::open(log.folder_.events(),
                             first_step > 0 ? Events::Start::kAppend : Events::Start::kEmpty));
   observe::remove_load_traces_after(log.folder_, first_step);
   if (log.settings_.load_trace_every == 0) return log;
-  DYNMO_ASSIGN(log.load_trace_, observe::LoadTraceWriter::open(log.folder_.load_trace(first_step),
-                                                               log.settings_.load_trace_every,
-                                                               device_of(log.settings_.emulated)));
+  DYNMO_ASSIGN(log.files_.load_trace,
+               observe::LoadTraceWriter::open(log.folder_.load_trace(first_step),
+                                              log.settings_.load_trace_every,
+                                              device_of(log.settings_.emulated)));
   return log;
 }
 
@@ -141,7 +144,7 @@ Expected<void> RunLog::take_over_events() {
       fold(event.kind, event.step, event.json);
     }
   }
-  DYNMO_ASSIGN(events_,
+  DYNMO_ASSIGN(files_.events,
                observe::EventLog::open(folder_.events(), observe::EventLog::Start::kAppend));
   for (const Noted& each : std::exchange(noted_, {})) {
     if (!known.contains(key_of(each.kind, each.step, each.more))) {
@@ -161,7 +164,7 @@ void RunLog::fold(std::string_view kind, std::int64_t step, const Json& more) {
 
 void RunLog::event(std::string_view kind, std::int64_t step, const Json& more) {
   if (messages_) messages_(level_of(kind, more), event_text(name(), kind, step, more));
-  if (!events_) {
+  if (!files_.events) {
     noted_.push_back({std::string(kind), step, more});
     return;
   }
@@ -169,7 +172,7 @@ void RunLog::event(std::string_view kind, std::int64_t step, const Json& more) {
 }
 
 void RunLog::write_event(std::string_view kind, std::int64_t step, const Json& more) {
-  events_->add(kind, step, more);
+  files_.events->add(kind, step, more);
   if (files_.metrics) files_.metrics->event(kind, step, more);
   fold(kind, step, more);
 }
@@ -240,9 +243,9 @@ std::vector<Line> RunLog::add(const runtime::StepReport& report, const GroupRun&
                               std::int64_t begin_ns) {
   const runtime::Pipeline& pipeline = group.pipeline();
   // (A leader without the folder of the run looks for it before each step.)
-  if (settings_.leads && !events_) static_cast<void>(take_over_events());
+  if (settings_.leads && !files_.events) static_cast<void>(take_over_events());
   // The leader has written these before it began this step.
-  if (!settings_.leads || events_) noted_.clear();
+  if (!settings_.leads || files_.events) noted_.clear();
   write_record(report, group);
   write_events(report, pipeline);
   if (settings_.leads) add_to_history(report, pipeline);
@@ -267,8 +270,8 @@ std::vector<Line> RunLog::add(const runtime::StepReport& report, const GroupRun&
       warn(fmt::format("metrics  {}; training goes on", *failure));
     }
   }
-  if (events_) {
-    if (const auto failure = events_->take_failure()) {
+  if (files_.events) {
+    if (const auto failure = files_.events->take_failure()) {
       warn(fmt::format("events   {}; training goes on", *failure));
     }
   }
@@ -303,8 +306,8 @@ void RunLog::add_to_history(const runtime::StepReport& report, const runtime::Pi
 
 std::string RunLog::write_load(const runtime::StepReport& report,
                                const runtime::Pipeline& pipeline) {
-  if (!events_ || settings_.load_trace_every == 0) return "";
-  if (!load_trace_) {
+  if (!files_.events || settings_.load_trace_every == 0) return "";
+  if (!files_.load_trace) {
     const auto parts = observe::load_traces(folder_);
     auto writer = observe::LoadTraceWriter::go_on(
         parts.empty() ? folder_.load_trace(0) : parts.rbegin()->second, settings_.load_trace_every,
@@ -313,9 +316,9 @@ std::string RunLog::write_load(const runtime::StepReport& report,
       settings_.load_trace_every = 0;
       return fmt::format("load trace  {}; training goes on", writer.error().message);
     }
-    load_trace_ = *std::move(writer);
+    files_.load_trace = *std::move(writer);
   }
-  load_trace_->add(load_trace_step(report, pipeline));
+  files_.load_trace->add(load_trace_step(report, pipeline));
   return "";
 }
 
@@ -329,7 +332,7 @@ void RunLog::begin_group() {
 
 Expected<void> RunLog::go_back() {
   begin_group();
-  load_trace_.reset();
+  files_.load_trace.reset();
   history_.forget_newest();
   whole_ = false;
   return closed_ ? open_records(observe::RecordWriterOptions::Start::kAppend) : Expected<void>();
@@ -357,8 +360,8 @@ RunLog::Closed RunLog::close() {
   closed_ = true;
   if (const auto done = files_.records->close(); !done) closed.records = done.error().message;
   if (files_.metrics) files_.metrics->flush();
-  if (!load_trace_) return closed;
-  if (const auto done = load_trace_->close(); !done) closed.load_trace = done.error().message;
+  if (!files_.load_trace) return closed;
+  if (const auto done = files_.load_trace->close(); !done) closed.load_trace = done.error().message;
   return closed;
 }
 

@@ -55,7 +55,7 @@ class RunLog {
 
   // Records the start of the run, for its load trace.
   void start(dynamism::RunStart start) {
-    if (load_trace_) load_trace_->start(std::move(start));
+    if (files_.load_trace) files_.load_trace->start(std::move(start));
   }
   // Adds a step of the run's part of the group, which began at `begin_ns` (steady clock). Returns
   // lines for the user.
@@ -124,7 +124,7 @@ class RunLog {
   // Returns a line for the user, or "".
   [[nodiscard]] std::string write_load(const runtime::StepReport& report,
                                        const runtime::Pipeline& pipeline);
-  // Requires `events_`.
+  // Requires the file of events.
   void write_event(std::string_view kind, std::int64_t step, const Json& more);
   void fold(std::string_view kind, std::int64_t step, const Json& more);
 
@@ -146,16 +146,16 @@ class RunLog {
   struct StepFiles {
     std::unique_ptr<observe::MetricsLog> metrics;  // outlives `records`, which fills it; null: none
     std::unique_ptr<observe::RecordWriter> records;
+    std::unique_ptr<observe::LoadTraceWriter> load_trace;  // null: none
+    std::optional<observe::EventLog> events;  // the leader's; nullopt: it cannot be written
   };
   StepFiles files_;
   bool whole_ = false;        // the history has every step and event
-  std::vector<Noted> noted_;  // without `events_`: since the newest step, on the leader all
+  std::vector<Noted> noted_;  // without events: since the newest step, on the leader all
   std::optional<observe::RunHistory::Validation> validation_;  // the newest
   bool closed_ = false;
   std::deque<StepTrace> traces_;
   MoveLog moves_;
-  std::unique_ptr<observe::LoadTraceWriter> load_trace_;  // null: none
-  std::optional<observe::EventLog> events_;  // the leader's; nullopt: it cannot be written
   // Values that are in the files so far.
   struct Recorded {
     int frozen_layers = 0;              // in the newest event of the sources

@@ -212,9 +212,9 @@ class EventHandler : public nlohmann::json_sax<nlohmann::json> {
 
   bool key(string_t& name) override {
     field_ = kNoField;
-    if (depth_ == 1 && root_ == Root::kObject) is_list_ = name == "traceEvents";
-    if (event_depth_ == 0) return true;
-    const int level = depth_ - event_depth_;
+    if (depths_.now == 1 && depths_.root == Root::kObject) is_list_ = name == "traceEvents";
+    if (depths_.event == 0) return true;
+    const int level = depths_.now - depths_.event;
     if (level == 0) is_arguments_ = name == "args";
     const bool arguments = level == 1 && is_arguments_;
     if (level != 0 && !arguments) return true;
@@ -231,10 +231,10 @@ class EventHandler : public nlohmann::json_sax<nlohmann::json> {
   bool start_object(std::size_t) override { return begin_level(Root::kObject); }
   bool start_array(std::size_t) override { return begin_level(Root::kArray); }
   bool end_object() override {
-    const bool whole = event_depth_ != 0 && depth_ == event_depth_;
+    const bool whole = depths_.event != 0 && depths_.now == depths_.event;
     end_level();
     if (!whole) return true;
-    event_depth_ = 0;
+    depths_.event = 0;
     const auto added = collector_.add(elements_ - 1);
     if (!added) fault_ = added.error();
     return added.has_value();
@@ -265,6 +265,12 @@ class EventHandler : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   enum class Root { kNone, kObject, kArray };
+  struct Depths {
+    Root root = Root::kNone;
+    int now = 0;
+    int list = 0;   // of the events' list; 0 outside of it
+    int event = 0;  // 0 outside of an event
+  };
 
   template <typename... Parts>
   bool fail(fmt::format_string<Parts...> text, Parts&&... parts) {
@@ -275,7 +281,7 @@ class EventHandler : public nlohmann::json_sax<nlohmann::json> {
   // Notes a value. Returns the field that it belongs to, or nullptr.
   Value* begin_value() {
     stream_.note_value();
-    if (depth_ == 1 && is_list_ && root_ == Root::kObject) wrong_list_ = "no list";
+    if (depths_.now == 1 && is_list_ && depths_.root == Root::kObject) wrong_list_ = "no list";
     count_element();
     const int field = std::exchange(field_, kNoField);
     return field == kNoField ? nullptr : &collector_.value(field);
@@ -299,38 +305,38 @@ class EventHandler : public nlohmann::json_sax<nlohmann::json> {
   }
 
   void count_element() {
-    if (list_depth_ != 0 && depth_ == list_depth_) ++elements_;
+    if (depths_.list != 0 && depths_.now == depths_.list) ++elements_;
   }
 
   bool begin_level(Root kind) {
     constexpr int kMaxLevels = 64;
-    if (depth_ >= kMaxLevels)
+    if (depths_.now >= kMaxLevels)
       return fail("{}: wanted JSON of at most {} levels", origin_, kMaxLevels);
     const bool object = kind == Root::kObject;
-    const bool list = !object && (depth_ == 0 || (depth_ == 1 && is_list_));
-    const bool event = object && list_depth_ != 0 && depth_ == list_depth_;
+    const bool list = !object && (depths_.now == 0 || (depths_.now == 1 && is_list_));
+    const bool event = object && depths_.list != 0 && depths_.now == depths_.list;
     if (list && has_list_) return fail("{}: /traceEvents is given twice, wanted one", origin_);
     if (Value* value = begin_value()) {
       value->kind = Value::kOther;
       value->text = object ? "an object" : "a list";
     }
-    if (depth_ == 0) root_ = kind;
-    ++depth_;
+    if (depths_.now == 0) depths_.root = kind;
+    ++depths_.now;
     if (list) {
       has_list_ = true;
-      list_depth_ = depth_;
+      depths_.list = depths_.now;
     }
     if (event) {
       is_arguments_ = false;
-      event_depth_ = depth_;
+      depths_.event = depths_.now;
       collector_.clear();
     }
     return true;
   }
 
   void end_level() {
-    if (depth_ == list_depth_) list_depth_ = 0;
-    --depth_;
+    if (depths_.now == depths_.list) depths_.list = 0;
+    --depths_.now;
   }
 
   TraceStream& stream_;
@@ -338,10 +344,7 @@ class EventHandler : public nlohmann::json_sax<nlohmann::json> {
   Collector collector_;
   std::optional<Error> fault_;
   std::string wrong_list_;
-  Root root_ = Root::kNone;
-  int depth_ = 0;
-  int list_depth_ = 0;   // of the events' list; 0 outside of it
-  int event_depth_ = 0;  // 0 outside of an event
+  Depths depths_;
   int field_ = kNoField;
   bool is_list_ = false;  // of the root's key
   bool has_list_ = false;

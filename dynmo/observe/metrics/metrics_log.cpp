@@ -68,24 +68,24 @@ void MetricsLog::set_scale(const RunScale& scale) {
 
 void MetricsLog::add(const StepRecord& record) {
   const std::scoped_lock lock(mutex_);
-  newest_.clear();
+  newest_.groups.clear();
   for (const MetricOf of : {MetricOf::kRun, MetricOf::kRank}) {
     if (of == MetricOf::kRun && !leads_) continue;
     std::vector<PrometheusLabel> labels{{"run", folder_.root().string()}};
     if (of == MetricOf::kRank) labels.push_back({"rank", fmt::format("{}", rank_)});
-    newest_.push_back({prometheus_labels(labels), metrics_of(record, of, scale_)});
+    newest_.groups.push_back({prometheus_labels(labels), metrics_of(record, of, scale_)});
     Points* points = points_of(of, record.step);
     if (points == nullptr) continue;
     if (record.step <= points->newest) note(points->file->drop_from(record.step));
     points->newest = record.step;
-    note(points->file->add(record.step, newest_.back().metrics));
+    note(points->file->add(record.step, newest_.groups.back().metrics));
   }
-  MetricGroup& group = newest_.front();
+  MetricGroup& group = newest_.groups.front();
   group.metrics.push_back(
       {"", leads_ ? "dynmo_step" : "dynmo_rank_step", static_cast<double>(record.step)});
-  unwritten_ = true;
+  newest_.unwritten = true;
   if (endpoint_) endpoint_->set(newest_groups());
-  if (std::chrono::steady_clock::now() - written_ >= kPrometheusInterval) write_prometheus();
+  if (std::chrono::steady_clock::now() - newest_.written >= kPrometheusInterval) write_prometheus();
 }
 
 void MetricsLog::event(std::string_view kind, std::int64_t step, const Json& more) {
@@ -93,8 +93,8 @@ void MetricsLog::event(std::string_view kind, std::int64_t step, const Json& mor
   if (!leads_) return;
   const std::vector<Metric> metrics = metrics_of_event(kind, more);
   for (const Metric& metric : metrics) {
-    std::erase_if(of_events_, [&](const Metric& old) { return old.name == metric.name; });
-    of_events_.push_back(metric);
+    std::erase_if(newest_.of_events, [&](const Metric& old) { return old.name == metric.name; });
+    newest_.of_events.push_back(metric);
   }
   Points* points = points_of(MetricOf::kRun, step);
   if (points == nullptr) return;
@@ -111,7 +111,7 @@ void MetricsLog::event(std::string_view kind, std::int64_t step, const Json& mor
 
 void MetricsLog::flush() {
   const std::scoped_lock lock(mutex_);
-  if (unwritten_) write_prometheus();
+  if (newest_.unwritten) write_prometheus();
 }
 
 std::optional<std::string> MetricsLog::take_failure() {
@@ -144,17 +144,17 @@ MetricsLog::Points* MetricsLog::points_of(MetricOf of, std::int64_t step) {
 }
 
 std::vector<MetricGroup> MetricsLog::newest_groups() const {
-  std::vector<MetricGroup> groups = newest_;
+  std::vector<MetricGroup> groups = newest_.groups;
   if (leads_ && !groups.empty()) {
     auto& of_run = groups.front().metrics;
-    of_run.insert(of_run.end(), of_events_.begin(), of_events_.end());
+    of_run.insert(of_run.end(), newest_.of_events.begin(), newest_.of_events.end());
   }
   return groups;
 }
 
 void MetricsLog::write_prometheus() {
-  unwritten_ = false;
-  written_ = std::chrono::steady_clock::now();
+  newest_.unwritten = false;
+  newest_.written = std::chrono::steady_clock::now();
   if (!outputs_.prometheus) return;
   const auto path = folder_.prometheus_of(rank_);
   if (const auto made = make_directories(path.parent_path()); !made) return note(made);

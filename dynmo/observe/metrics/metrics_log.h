@@ -54,6 +54,13 @@ class MetricsLog {
     std::optional<EventFile> file;
     std::int64_t newest = 0;  // step
   };
+  // The newest numbers, as the file for Prometheus and the endpoint show them.
+  struct Newest {
+    std::vector<MetricGroup> groups;
+    std::vector<Metric> of_events;  // the newest value of each
+    std::chrono::steady_clock::time_point written;
+    bool unwritten = false;  // they are not in the file
+  };
   struct Failure {
     std::optional<std::string> first;
     bool told = false;
@@ -74,10 +81,7 @@ class MetricsLog {
   RunScale scale_;
   Points of_rank_;
   Points of_run_;
-  std::vector<MetricGroup> newest_;
-  std::vector<Metric> of_events_;  // the newest value of each
-  std::chrono::steady_clock::time_point written_;
-  bool unwritten_ = false;  // newest_ is not in the file
+  Newest newest_;
   Failure failure_;
   std::unique_ptr<MetricsEndpoint> endpoint_;  // null: none
 };
