@@ -42,6 +42,10 @@ class GroupRun {
   [[nodiscard]] Expected<double> validate(model::Pass pass = model::Pass::kValidation);
   // Continues a checkpoint in progress, and begins one if it is due. Requires checkpoints().
   [[nodiscard]] Expected<void> checkpoint(bool due);
+  // Plans from what the rank's controller has measured, if it has measured anything.
+  [[nodiscard]] Expected<void> go_on() {
+    return pipeline_->costs() ? pipeline_->go_on() : Expected<void>();
+  }
   // Ends this part. A checkpoint in progress must be finished before.
   [[nodiscard]] runtime::RankState close() { return pipeline_->take_state(); }
 

@@ -13,11 +13,9 @@
 #include "dynmo/plan/pack.h"
 #include "dynmo/runtime/regroup.h"
 #include "dynmo/train/setup/leader_options.h"
-#include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/train/setup/start.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/grid.h"
-#include "dynmo/transport/hosts.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
@@ -206,12 +204,9 @@ Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
   held_.state.asked = true;
   Regrouped result{.group = std::make_unique<GroupRun>(groups_.group(), run_, attempt.lane,
                                                        cluster_, std::move(held_.state))};
-  if (result.group->pipeline().costs()) {
-    const Expected<void> going = result.group->pipeline().go_on();
-    if (!going) {
-      held_.state = result.group->close();
-      return going.error();
-    }
+  if (const auto going = result.group->go_on(); !going) {
+    held_.state = result.group->close();
+    return going.error();
   }
   if (attempt.leader != nullptr) attempt.leader->dismiss_admitted();
   const std::string line = fmt::format("no change ({}): {}", attempt.change.why, why);
@@ -344,13 +339,10 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
   DYNMO_TRY(runtime::regroup(grid, run_.model().layers, plan, held_.state,
                              {.device = run_.options().rank_device.device}));
   DYNMO_ASSIGN(transport::MeasuredCluster measured,
-               transport::measured_cluster(
-                   group, host_of_rank(groups_.self().host, run_.options().rank_device),
-                   grid.replicas(), rank_memory(run_.config()), cluster_));
+               measure_group(group, run_, groups_.self().host, cluster_));
   forming_ = std::make_unique<GroupRun>(group, run_, lane, std::move(measured.cluster),
                                         std::move(held_.state));
-  // Nothing may have been measured yet.
-  if (forming_->pipeline().costs()) DYNMO_TRY(forming_->pipeline().go_on());
+  DYNMO_TRY(forming_->go_on());
   return std::move(measured.note);
 }
 

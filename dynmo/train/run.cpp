@@ -67,13 +67,11 @@ Expected<void> Run::run() {
 
 Expected<void> Run::join(const std::function<void()>& taken) {
   Lane& lane = add_lane("", nullptr);
-  DYNMO_ASSIGN(lane.group, elasticity_->enter(lane.settings));
-  done_.first = done_.steps = lane.group->pipeline().next_step();
+  DYNMO_ASSIGN(auto part, elasticity_->enter(lane.settings));
+  done_.first = done_.steps = part->pipeline().next_step();
   DYNMO_ASSIGN(lane.log, open_log("", RunLog::Keeps::kNumbers));
-  DYNMO_TRY(elasticity_->join(*lane.group));
-  lane.traffic->begin(*lane.group);
-  note_members();
-  note_group(lane);
+  DYNMO_TRY(elasticity_->join(*part));
+  enter_group(lane, std::move(part), Begins::kFirst);
   taken();
   return through_losses(advance_all());
 }
@@ -158,8 +156,8 @@ Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const Resolved
   return lanes_.back();
 }
 
-Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
-  DYNMO_ASSIGN(lane.group, open_group(lane, begin));
+Expected<void> Run::open_lane(Lane& lane, const Start& begin, Begins begins) {
+  DYNMO_ASSIGN(auto part, open_group(lane, begin));
   // Rank 0 says at the end what was possible, from what the layers cost in every step.
   const bool compared = first_rank() && names().size() > 1;
   DYNMO_ASSIGN(lane.log,
@@ -173,9 +171,7 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
                 {"micro_batches", run_of(lane).config().batch.micro_batches}};
   if (!options().program.empty()) about["program"] = options().program;
   log.event("start", done_.first, about);
-  if (elasticity_) note_members();
-  lane.traffic->begin(*lane.group);
-  note_group(lane);
+  enter_group(lane, std::move(part), begins);
   return {};
 }
 

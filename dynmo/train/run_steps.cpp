@@ -130,6 +130,23 @@ Expected<void> Run::finish_checkpoint(Lane& lane) {
   return {};
 }
 
+void Run::enter_group(Lane& lane, std::unique_ptr<GroupRun> part, Begins begins) {
+  lane.group = std::move(part);
+  if (begins == Begins::kChange) {
+    enter(elasticity_->group());
+    lane.log->begin_group();
+    snapshots_.begin_group();
+  }
+  if (elasticity_) {
+    for (const elastic::Member& member : elasticity_->view().members) {
+      done_.members = std::max(done_.members, member.number + 1);
+    }
+  }
+  lane.traffic->begin(*lane.group);
+  note_group(lane);
+  if (begins == Begins::kLoss) write_cluster();
+}
+
 void Run::note_group(const Lane& lane) const {
   if (!logs(LogLevel::kInfo)) return;
   const runtime::Pipeline& pipeline = lane.group->pipeline();
@@ -196,22 +213,14 @@ Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) 
   group_.grid.reset();
   const std::int64_t step = lane.group->pipeline().next_step();
   DYNMO_ASSIGN(Regrouped next, elasticity_->change(change, std::move(lane.group), lane.settings));
-  lane.group = std::move(next.group);
   if (elasticity_->leads() && !group_.leads) lead();
   note_events(lane, step);
-  if (lane.group == nullptr) {  // records are no reason to end with an error
+  if (next.group == nullptr) {  // records are no reason to end with an error
     static_cast<void>(lane.log->close());
     return false;
   }
-  enter(elasticity_->group());
-  lane.log->begin_group();
-  snapshots_.begin_group();
-  lane.traffic->begin(*lane.group);
-  note_group(lane);
-  if (next.done) {
-    write_cluster();
-    note_members();
-  }
+  enter_group(lane, std::move(next.group), Begins::kChange);
+  if (next.done) write_cluster();
   DYNMO_ASSIGN(group_.clocks, read_clocks());
   return true;
 }

@@ -21,7 +21,6 @@
 #include "dynmo/train/run_impl.h"
 #include "dynmo/train/setup/pipeline_options.h"
 #include "dynmo/transport/gather.h"
-#include "dynmo/transport/hosts.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
@@ -296,9 +295,7 @@ Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int
   }
   recovery.end_phase("roll_back");
   DYNMO_ASSIGN(const transport::MeasuredCluster measured,
-               transport::measured_cluster(
-                   world(), host_of_rank(groups_->self().host, options().rank_device),
-                   grid().replicas(), rank_memory(config()), known));
+               measure_group(world(), run_, groups_->self().host, known));
   const cost::Cluster& cluster = measured.cluster;
   DYNMO_ASSIGN(control::AfterLoss after, plan_after_loss(step, cluster));
   after.decision.plan.generation = generation;
@@ -314,7 +311,7 @@ Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int
     return too_few(recovery.why, fault, kept);
   }
   recovery.decision = std::move(after.decision);
-  if (lane.group->pipeline().costs()) DYNMO_TRY(lane.group->pipeline().go_on());
+  DYNMO_TRY(lane.group->go_on());
   recovery.end_phase("regroup");
   return {};
 }
@@ -360,11 +357,10 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
                                const cost::Cluster& cluster) {
   DYNMO_TRY(runtime::regroup_at(step, grid(), run_.model().layers, plan, held_,
                                 {.device = options().rank_device.device}));
-  lane.group =
-      std::make_unique<GroupRun>(world(), run_, lane.settings, cluster, std::exchange(held_, {}));
-  lane.traffic->begin(*lane.group);
-  note_group(lane);
-  write_cluster();
+  enter_group(
+      lane,
+      std::make_unique<GroupRun>(world(), run_, lane.settings, cluster, std::exchange(held_, {})),
+      Begins::kLoss);
   return {};
 }
 
@@ -423,15 +419,13 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   number = std::max(number, generation);
   done_.first = done_.steps = begin.step();
   if (lane.log) {
-    DYNMO_ASSIGN(lane.group, open_group(lane, begin));
-    lane.traffic->begin(*lane.group);
-    note_group(lane);
+    DYNMO_ASSIGN(auto part, open_group(lane, begin));
+    enter_group(lane, std::move(part), Begins::kLoss);
     DYNMO_TRY(lane.log->go_back());
   } else {
     for (const std::string& note : begin.notes) say(note);
-    DYNMO_TRY(open_lane(lane, begin));
+    DYNMO_TRY(open_lane(lane, begin, Begins::kLoss));
   }
-  write_cluster();
   std::error_code fault;
   if (!group_.leads || std::filesystem::exists(folder_.config(), fault)) return {};
   return write_file_durably(folder_.config(), to_toml(config()));

@@ -26,6 +26,19 @@ bool continues_with(const plan::Plan& plan, const config::Config& config, int po
          plan::schedule_of(plan, micro_batches, /*frozen_layers=*/0).has_value();
 }
 
+// Returns this rank's host, with its switches if Slurm names them, and its device.
+transport::Host host_of_rank(const std::string& name, const TrainOptions::RankDevice& device) {
+  const auto switches = process::switches_of_host();
+  transport::Host host = {.name = name.empty() ? process::host_name() : name,
+                          .switches = switches ? *switches : "",
+                          .fault = switches ? "" : switches.error().message};
+  if (device.memory != cost::kUnlimitedMemory) {
+    host.device = device.device.str();
+    host.device_memory = planned_memory(device);
+  }
+  return host;
+}
+
 }  // namespace
 
 Bytes planned_memory(const TrainOptions::RankDevice& device) {
@@ -34,16 +47,12 @@ Bytes planned_memory(const TrainOptions::RankDevice& device) {
                                                  : Bytes{device.memory.value / 100 * kPercent};
 }
 
-transport::Host host_of_rank(const std::string& name, const TrainOptions::RankDevice& device) {
-  const auto switches = process::switches_of_host();
-  transport::Host host = {.name = name,
-                          .switches = switches ? *switches : "",
-                          .fault = switches ? "" : switches.error().message};
-  if (device.memory != cost::kUnlimitedMemory) {
-    host.device = device.device.str();
-    host.device_memory = planned_memory(device);
-  }
-  return host;
+Expected<transport::MeasuredCluster> measure_group(transport::Transport& group,
+                                                   const ResolvedRun& run, const std::string& host,
+                                                   const cost::Cluster& known) {
+  return transport::measured_cluster(group, host_of_rank(host, run.options().rank_device),
+                                     static_cast<int>(run.config().pipeline.replicas),
+                                     rank_memory(run.config()), known);
 }
 
 Expected<Start> begin_run(transport::Transport& group, const ResolvedRun& run,
@@ -62,12 +71,7 @@ Expected<Start> begin_run(transport::Transport& group, const ResolvedRun& run,
   }
   // Otherwise layers are measured, and a new plan is made.
   const transport::Grid grid(group, static_cast<int>(config.pipeline.replicas));
-  DYNMO_ASSIGN(auto measured,
-               transport::measured_cluster(
-                   group,
-                   host_of_rank(beginning.host.empty() ? process::host_name() : beginning.host,
-                                run.options().rank_device),
-                   grid.replicas(), rank_memory(config)));
+  DYNMO_ASSIGN(auto measured, measure_group(group, run, beginning.host));
   start.cluster = std::move(measured.cluster);
   if (!measured.note.empty()) notes.push_back(std::move(measured.note));
   const Bytes room = std::ranges::min(start.cluster.ranks, {}, &cost::ClusterRank::memory).memory;

@@ -42,10 +42,12 @@ struct Start {
 // workspaces of libraries, and gaps between tensors.
 [[nodiscard]] Bytes planned_memory(const TrainOptions::RankDevice& device);
 
-// Returns this rank's host, with its name in plans, its switches if Slurm names them, and its
-// device.
-[[nodiscard]] transport::Host host_of_rank(const std::string& name,
-                                           const TrainOptions::RankDevice& device);
+// Measures the cluster of a group, in which this rank is on `host`; "": the machine's name. All
+// ranks of the group call it. `known` is the cluster of an earlier group.
+[[nodiscard]] Expected<transport::MeasuredCluster> measure_group(transport::Transport& group,
+                                                                 const ResolvedRun& run,
+                                                                 const std::string& host,
+                                                                 const cost::Cluster& known = {});
 
 struct Beginning {
   std::string host = {};    // this rank's name in plans; empty: the machine's
