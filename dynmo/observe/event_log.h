@@ -8,8 +8,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +18,7 @@
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/process/append_file.h"
 
 namespace dynmo::observe {
 
@@ -27,7 +26,7 @@ inline constexpr std::string_view kEventFormat = "dynmo-event-1";
 
 class EventLog {
  public:
-  enum class Start { kEmpty, kAppend };  // kAppend: of a run that continues
+  using Start = process::LineFile::Start;  // kAppend: of a run that continues
 
   // Opens the log. Returns kBadInput with the path.
   [[nodiscard]] static Expected<EventLog> open(const std::filesystem::path& path, Start start);
@@ -40,13 +39,9 @@ class EventLog {
   [[nodiscard]] std::optional<std::string> take_failure();
 
  private:
-  EventLog(std::filesystem::path path, std::ofstream file)
-      : path_(std::move(path)), file_(std::make_unique<std::ofstream>(std::move(file))) {}
+  explicit EventLog(process::LineFile file) : file_(std::move(file)) {}
 
-  std::filesystem::path path_;
-  std::unique_ptr<std::ofstream> file_;
-  bool failed_ = false;
-  bool told_ = false;
+  process::LineFile file_;
 };
 
 struct Event {

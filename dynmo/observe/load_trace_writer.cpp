@@ -2,10 +2,7 @@
 #include "dynmo/observe/load_trace_writer.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -18,12 +15,8 @@ Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::go_on(
     const std::filesystem::path& path, std::int64_t every, std::int64_t step,
     dynamism::TraceLines::Device device) {
   DYNMO_ASSIGN(const CutLines cut, cut_lines(path, step));
-  std::FILE* file = std::fopen(path.c_str(), "ae");
-  if (file == nullptr) {
-    return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
-                      std::strerror(errno));
-  }
-  std::unique_ptr<LoadTraceWriter> writer(new LoadTraceWriter(path, file, every, device));
+  DYNMO_ASSIGN(File file, File::open(path, File::Start::kAppend));
+  std::unique_ptr<LoadTraceWriter> writer(new LoadTraceWriter(std::move(file), every, device));
   writer->records_ = false;
   if (cut.has_header) writer->lines_.go_on(cut.newest);
   return writer;
@@ -57,41 +50,25 @@ void remove_load_traces_after(const RunFolder& folder, std::int64_t step) {
 
 Expected<std::unique_ptr<LoadTraceWriter>> LoadTraceWriter::open(
     const std::filesystem::path& path, std::int64_t every, dynamism::TraceLines::Device device) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  if (file == nullptr) {
-    return make_error(ErrorCode::kBadInput, "cannot create '{}': {}", path.string(),
-                      std::strerror(errno));
-  }
-  return std::unique_ptr<LoadTraceWriter>(new LoadTraceWriter(path, file, every, device));
-}
-
-void LoadTraceWriter::fail(const char* reason) {
-  if (error_) return;
-  error_ = make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path_.string(), reason);
+  DYNMO_ASSIGN(File file, File::open(path, File::Start::kEmpty, "create"));
+  return std::unique_ptr<LoadTraceWriter>(new LoadTraceWriter(std::move(file), every, device));
 }
 
 void LoadTraceWriter::add(const Step& step) {
   const bool asked = step.moved || step.announced != cost::Announced::kNothing;
-  if (error_ || (step.step < next_ && !asked)) return;
+  if (!done_ || (step.step < next_ && !asked)) return;
   const auto costs = step.profiler.costs(step.frozen_layers);
   if (!costs) return;
   next_ = step.step + every_;
   const dynamism::TraceLines::Measured measured{step.observed, step.moving};
   const auto line = lines_.add(step.step, step.announced, *costs, records_ ? &measured : nullptr);
-  if (!line) {
-    error_ = line.error();
-    return;
-  }
-  if (std::fwrite(line->data(), 1, line->size(), file_.get()) != line->size() ||
-      std::fflush(file_.get()) != 0) {
-    fail(std::strerror(errno));
-  }
+  done_ = line ? file_.append(*line) : Expected<void>(line.error());
 }
 
 Expected<void> LoadTraceWriter::close() {
-  if (file_ != nullptr && std::fclose(file_.release()) != 0) fail(std::strerror(errno));
-  if (error_) return *error_;
-  return {};
+  const Expected<void> closed = file_.close();
+  if (done_) done_ = closed;
+  return done_;
 }
 
 }  // namespace dynmo::observe

@@ -5,11 +5,9 @@
 // `dynmo simulate` and run.device = "emulated" can replay them.
 
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "dynmo/control/profiler.h"
@@ -17,6 +15,7 @@
 #include "dynmo/cost/layer_sample.h"
 #include "dynmo/dynamism/load_log.h"
 #include "dynmo/observe/run_folder.h"
+#include "dynmo/process/append_file.h"
 
 namespace dynmo::observe {
 
@@ -57,21 +56,16 @@ class LoadTraceWriter {
   [[nodiscard]] Expected<void> close();
 
  private:
-  struct CloseFile {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  LoadTraceWriter(std::filesystem::path path, std::FILE* file, std::int64_t every,
-                  dynamism::TraceLines::Device device)
-      : path_(std::move(path)), file_(file), every_(every), records_(every == 1), lines_(device) {}
-  void fail(const char* reason);
+  using File = process::LineFile;
+  LoadTraceWriter(File file, std::int64_t every, dynamism::TraceLines::Device device)
+      : file_(std::move(file)), every_(every), records_(every == 1), lines_(device) {}
 
-  std::filesystem::path path_;
-  std::unique_ptr<std::FILE, CloseFile> file_;
+  File file_;
   std::int64_t every_;
   bool records_;           // measurements of every step
   std::int64_t next_ = 0;  // step of the next line
   dynamism::TraceLines lines_;
-  std::optional<Error> error_;
+  Expected<void> done_;  // or the first error
 };
 
 // Returns the load traces of a run by the step at which it began or was resumed.

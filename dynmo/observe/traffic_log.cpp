@@ -4,9 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -14,6 +11,7 @@
 
 #include "dynmo/core/fields.h"
 #include "dynmo/core/files.h"
+#include "dynmo/process/append_file.h"
 
 namespace dynmo::observe {
 namespace {
@@ -94,12 +92,9 @@ Expected<TrafficInterval> parse_traffic_interval(const Json& json, std::string_v
 }
 
 Expected<void> append_traffic(const std::filesystem::path& path, const TrafficInterval& interval) {
-  errno = 0;
-  std::ofstream file(path, std::ios::app);
-  file << to_json(interval).dump() << '\n' << std::flush;
-  if (file) return {};
-  return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
-                    std::strerror(errno));
+  using File = process::LineFile;
+  DYNMO_ASSIGN(File file, File::open(path, File::Start::kAppend));
+  return file.append(to_json(interval).dump() + "\n");
 }
 
 Expected<std::vector<TrafficInterval>> parse_traffic(std::string_view text,

@@ -34,7 +34,8 @@ struct TrafficInterval {
 [[nodiscard]] Expected<TrafficInterval> parse_traffic_interval(const Json& json,
                                                                std::string_view origin);
 
-// Adds a line. Returns kBadInput with the path and the system's reason.
+// Adds a line, after removing a half-written one. Returns kBadInput with the path and the system's
+// reason.
 [[nodiscard]] Expected<void> append_traffic(const std::filesystem::path& path,
                                             const TrafficInterval& interval);
 // Parses all lines. Ignores an unreadable last one without its newline. Sums over all of them do

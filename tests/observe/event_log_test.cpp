@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "dynmo/core/files.h"
+#include "tests/support/full_disk.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::observe {
@@ -77,8 +78,27 @@ TEST(EventLog, ThatCannotBeWrittenSaysSoOnce) {
   full->add("b", 2);
   const auto why = full->take_failure();
   ASSERT_TRUE(why);
-  EXPECT_NE(why->find("/dev/full"), std::string::npos);
+  EXPECT_EQ(*why, "'/dev/full' lacks what comes from here on: it cannot be written");
   EXPECT_FALSE(full->take_failure());
+}
+
+TEST(EventLog, HasNoHalfLineAndNoLaterLineIfItsDiskWasFull) {
+  const TempFolder folder;
+  const auto path = folder.path() / "events.jsonl";
+  auto log = EventLog::open(path, Start::kEmpty);
+  ASSERT_TRUE(log);
+  log->add("a", 1);
+  {
+    const FullDisk full(std::filesystem::file_size(path) + 20);
+    log->add("b", 2);
+  }
+  log->add("c", 3);
+  EXPECT_TRUE(log->take_failure());
+  const auto events = read_events(path);
+  ASSERT_TRUE(events) << events.error().message;
+  ASSERT_EQ(events->size(), 1U);
+  EXPECT_EQ(events->front().kind, "a");
+  EXPECT_EQ(event_lines(path).size(), 1U);
 }
 
 }  // namespace

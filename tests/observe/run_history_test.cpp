@@ -16,6 +16,7 @@
 #include "dynmo/observe/load_trace_writer.h"
 #include "dynmo/observe/run_summary.h"
 #include "dynmo/observe/step_record.h"
+#include "tests/support/full_disk.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::observe {
@@ -265,6 +266,33 @@ TEST_F(RunHistoryOfAFolder, ALoadTraceGoesOnWithAnotherWriter) {
   ASSERT_TRUE(whole) << whole.error().message;
   EXPECT_EQ((*whole)->at(5).layers[1].forward_s, 1e-3 * 6);
   EXPECT_EQ((*whole)->at(6).layers[1].forward_s, 0.5);
+}
+
+TEST_F(RunHistoryOfAFolder, ALoadTraceEndsWithTheStepThatDoesNotFit) {
+  const std::filesystem::path path = folder_.load_trace(0);
+  const auto writer = LoadTraceWriter::open(path, 1);
+  ASSERT_TRUE(writer) << writer.error().message;
+  const cost::LayerSample layer{.time = {.forward_s = 1e-3}, .stash_bytes = {}};
+  const cost::Observation observed{.layers = {layer, layer}};
+  control::Profiler profiler(costs_of(0), 1);
+  profiler.add(observed.layers, {Rank(0), Rank(0)});
+  const auto add = [&](std::int64_t step) {
+    (*writer)->add({.step = step, .profiler = profiler, .observed = observed});
+  };
+  add(0);
+  const auto whole = read_file(path);
+  {
+    const FullDisk full(std::filesystem::file_size(path) + 5);
+    add(1);
+  }
+  add(2);
+  const auto closed = (*writer)->close();
+  ASSERT_FALSE(closed);
+  EXPECT_EQ(closed.error().message, "cannot write '" + path.string() + "': File too large");
+  const auto kept = read_file(path);
+  ASSERT_TRUE(whole && kept);
+  EXPECT_EQ(*kept, *whole);
+  EXPECT_TRUE(whole->ends_with("\n"));
 }
 
 TEST_F(RunHistoryOfAFolder, LoadTracesAreFoundByTheirFirstStep) {

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 
+#include "tests/support/full_disk.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::observe {
@@ -49,6 +50,22 @@ TEST(TrafficLog, ReadsBackWhatItHasWritten) {
   EXPECT_EQ(sum.ranks, (std::vector{0, 1, 2, 3, 4}));
   EXPECT_EQ(sum.nodes, (std::vector{1, 1, 0, 1, 1}));
   EXPECT_EQ(sum.measured[0].count, (MessageCount{18, Bytes{198}}));
+}
+
+TEST(TrafficLog, GoesOnBehindHalfALineAndAfterAFullDisk) {
+  const TempFolder folder;
+  const auto path = folder.write("traffic.jsonl", R"({"format": "dynmo-traf)");
+  ASSERT_TRUE(append_traffic(path, traffic_example()));
+  {
+    const FullDisk full(std::filesystem::file_size(path) + 20);
+    const auto failed = append_traffic(path, traffic_example());
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().message, "cannot write '" + path.string() + "': File too large");
+  }
+  ASSERT_TRUE(append_traffic(path, traffic_example()));
+  const auto read = read_traffic(path);
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  EXPECT_EQ(*read, (std::vector{traffic_example(), traffic_example()}));
 }
 
 TEST(TrafficLog, IsATensorOfBytes) {

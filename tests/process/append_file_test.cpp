@@ -8,8 +8,11 @@
 
 #include <array>
 #include <filesystem>
+#include <string>
 #include <string_view>
 
+#include "dynmo/core/files.h"
+#include "tests/support/full_disk.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::process {
@@ -48,6 +51,78 @@ TEST(AppendFile, LinesGoBehindThoseOfOthers) {
   ASSERT_TRUE(other->append("b\n"));
   ASSERT_TRUE(one->append("c\n"));
   EXPECT_EQ(std::filesystem::file_size(path), 6U);
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  const auto text = read_file(path);
+  return text ? *text : text.error().message;
+}
+
+TEST(AppendFile, APieceThatDoesNotFitTakesNoOtherLineAway) {
+  const TempFolder folder;
+  const auto path = folder.path() / "file";
+  auto one = AppendFile::open(path, AppendFile::Start::kEmpty, "the log");
+  auto other = AppendFile::open(path, AppendFile::Start::kAppend, "the log");
+  ASSERT_TRUE(one && other);
+  ASSERT_TRUE(one->append("first\n"));
+  ASSERT_TRUE(other->append("of the other\n"));
+  {
+    const FullDisk full(30);
+    const auto failed = one->append("longer than eleven bytes\n");
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().message,
+              "cannot write the log '" + path.string() + "': File too large");
+    EXPECT_EQ(text_of(path), "first\nof the other\n");
+    EXPECT_TRUE(one->append("it fits\n"));
+  }
+  ASSERT_TRUE(other->append("last\n"));
+  EXPECT_EQ(text_of(path), "first\nof the other\nit fits\nlast\n");
+}
+
+TEST(LineFile, GoesOnBehindTheLastWholeLine) {
+  const TempFolder folder;
+  const auto path = folder.write("file", "a\nhalf");
+  auto file = LineFile::open(path, LineFile::Start::kAppend);
+  ASSERT_TRUE(file) << file.error().message;
+  ASSERT_TRUE(file->append("b\n"));
+  EXPECT_EQ(text_of(path), "a\nb\n");
+  EXPECT_TRUE(file->close());
+  EXPECT_TRUE(LineFile::open(path, LineFile::Start::kEmpty));
+  EXPECT_EQ(text_of(path), "");
+}
+
+TEST(LineFile, EndsWithItsFirstFailureAndSaysItOnce) {
+  const TempFolder folder;
+  const auto path = folder.path() / "file";
+  auto file = LineFile::open(path, LineFile::Start::kEmpty);
+  ASSERT_TRUE(file);
+  ASSERT_TRUE(file->append("a\n"));
+  EXPECT_FALSE(file->take_failure());
+  {
+    const FullDisk full(5);
+    EXPECT_FALSE(file->append("too long\n"));
+  }
+  const auto later = file->append("b\n");
+  const auto failure = file->take_failure();
+  ASSERT_TRUE(failure && !later);
+  EXPECT_EQ(failure->message, "cannot write '" + path.string() + "': File too large");
+  EXPECT_EQ(later.error(), *failure);
+  EXPECT_FALSE(file->take_failure());
+  const auto closed = file->close();
+  ASSERT_FALSE(closed);
+  EXPECT_EQ(closed.error(), *failure);
+  EXPECT_EQ(text_of(path), "a\n");
+}
+
+TEST(LineFile, NamesThePathAlone) {
+  const TempFolder folder;
+  const auto path = folder.path() / "none" / "file";
+  const auto written = LineFile::open(path, LineFile::Start::kAppend);
+  const auto created = LineFile::open(path, LineFile::Start::kEmpty, "create");
+  ASSERT_TRUE(!written && !created);
+  const std::string why = " '" + path.string() + "': No such file or directory";
+  EXPECT_EQ(written.error().message, "cannot write" + why);
+  EXPECT_EQ(created.error().message, "cannot create" + why);
 }
 
 }  // namespace
