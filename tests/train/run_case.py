@@ -137,10 +137,10 @@ class SourceCase(RunCase):
     SETTINGS = ()
     STEPS = 12
 
-    def figures(self, run):
-        """Of the source, by step."""
+    def figures(self, run, table=""):
+        """Of the class's source, or of another one, by step."""
         lines = (self.folder / run / "records" / "rank-0.jsonl").read_text().splitlines()
-        return {record["step"]: record["sources"][self.TABLE] for record in map(json.loads, lines)}
+        return {record["step"]: record["sources"][table or self.TABLE] for record in map(json.loads, lines)}
 
     def train(self, run, ranks, *extra, words=()):
         return self.succeed(self.command("-n", str(ranks), *words, run=run, extra=(*self.SETTINGS, *extra)))
@@ -177,9 +177,13 @@ class SourceCase(RunCase):
         self.assert_resumes("two", "three", 3, *extra)
         return shown.stdout + shown.stderr, found
 
-    def assert_resumes(self, reference, run, ranks, *extra):
-        """Without its last checkpoint, on other ranks, to the same end."""
+    def go_back(self, reference, run):
+        """Copies a run without its last checkpoint."""
         shutil.copytree(self.folder / reference, self.folder / run)
         shutil.rmtree(self.folder / run / "checkpoints" / f"step-{self.STEPS:08d}")
+
+    def assert_resumes(self, reference, run, ranks, *extra):
+        """Without its last checkpoint, on other ranks, to the same end."""
+        self.go_back(reference, run)
         self.train(run, ranks, *extra, words=("--resume",))
         self.assert_same_run(run, reference)

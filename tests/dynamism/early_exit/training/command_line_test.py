@@ -2,7 +2,6 @@
 """Early exit as a user meets it: other ranks, a restart, records, generated text, what is refused."""
 import json
 import math
-import shutil
 
 from program import DYNMO
 from run_case import SourceCase, losses
@@ -107,8 +106,7 @@ compare = ["uniform", "optimal"]
         self.assert_resumes("sliced-two", "sliced-three", 3, *sliced)
         # A checkpoint of two slices goes on in one, and the other way round.
         for run, reference, slices in (("joined", "sliced-two", 1), ("cut", "sliced-whole", 2)):
-            shutil.copytree(self.folder / reference, self.folder / run)
-            shutil.rmtree(self.folder / run / "checkpoints" / f"step-{self.STEPS:08d}")
+            self.go_back(reference, run)
             shown = self.train(run, 2, f"model.head_slices={slices}", words=("--resume",))
             self.assertIn("the numbers may differ", shown.stdout + shown.stderr)
             self.assertAlmostEqual(losses(self.folder / run)[23], losses(self.folder / reference)[23], delta=0.05)
@@ -132,15 +130,11 @@ class EarlyExitOfExperts(SourceCase):
     STEPS = 24
     SETTINGS = (*EarlyExit.SETTINGS, "moe.enabled=true", "moe.experts=4", "moe.capacity_factor=1.25")
 
-    def exits(self, run):
-        lines = (self.folder / run / "records" / "rank-0.jsonl").read_text().splitlines()
-        return {record["step"]: record["sources"]["early_exit"] for record in map(json.loads, lines)}
-
     def test_experts_have_the_tokens_that_came_on_any_ranks_and_after_a_restart(self):
         said, found = self.assert_same_on_any_ranks("moe.router=bias", "moe.bias_rate=0.01")
         self.assertIn("fullest expert +", said)
         self.assertIn("left ", said)
-        exits = self.exits("two")
+        exits = self.figures("two", "early_exit")
         for step, own in found.items():
             came = 4 * 2 * 16
             for counts, left in zip(own["counts"], exits[step]["left"]):

@@ -2,7 +2,6 @@
 """Pruning as a user meets it: other ranks, a restart, what a checkpoint holds, what is refused."""
 import json
 import re
-import shutil
 import struct
 
 from run_case import SourceCase, digests, newest_manifest
@@ -92,8 +91,7 @@ class Pruning(SourceCase):
         self.train("given", 2, f"pruning.sparse_above={found}")
         self.assertEqual(digests(newest_manifest(self.folder / "measured")), digests(newest_manifest(self.folder / "given")))
 
-        shutil.copytree(self.folder / "measured", self.folder / "gone-on")
-        shutil.rmtree(self.folder / "gone-on" / "checkpoints" / "step-00000024")
+        self.go_back("measured", "gone-on")
         result = self.train("gone-on", 3, *extra, words=("--resume",))
         self.assertNotIn("pruning.sparse_above", result.stdout)
         self.assertEqual(digests(newest_manifest(self.folder / "gone-on")), digests(newest_manifest(self.folder / "given")))
