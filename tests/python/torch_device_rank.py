@@ -51,12 +51,16 @@ def waits(folder):
 
 
 def checkpoints(folder):
-    """A checkpoint of the device goes on on the CPU, and back; so does a folder of save_pretrained."""
+    """A checkpoint of the device goes on on the CPU, and back; so does a folder of save_pretrained.
+
+    A rank has a device of its own, which is not the thread's current one.
+    """
     strict_torch.open_device()
     losses = []
     order = ("strict", "cpu", "strict")
     for part, place in enumerate(order):
-        case = {**LLAMA, "device": place, "seed": LLAMA["seed"] if part == 0 else 90 + part, "optimizer": ("fused", "foreach", "fused")[part]}
+        own = f"strict:{os.environ['RANK']}" if place == "strict" else place
+        case = {**LLAMA, "device": own, "seed": LLAMA["seed"] if part == 0 else 90 + part, "optimizer": ("fused", "foreach", "fused")[part]}
         pipe = make_pipe(case, balance=False)
         if part > 0:
             train_step(pipe, torch_cases.batch_of(LLAMA, 0))  # drops layers of other ranks

@@ -50,7 +50,7 @@ class EventClock:
 
     def stamp(self) -> Stamp:
         event = self._free.pop() if self._free else torch.Event(self._device, enable_timing=True)
-        event.record()
+        event.record(torch.accelerator.current_stream(self._device))  # of this device, which may not be the thread's current one
         return event
 
     def wait(self) -> None:

@@ -84,6 +84,15 @@ class Device:
             torch.get_device_module(self.device).set_rng_state(own, self.device)
 
     @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Makes this device the thread's current one inside."""
+        if self.is_host:
+            yield
+        else:
+            with torch.accelerator.device_index(self.device.index):
+                yield
+
+    @contextlib.contextmanager
     def repeating_bits(self) -> Iterator[None]:
         """Kernels of a device that have a deterministic form use it inside, so that bits can be compared."""
         if self.is_host:

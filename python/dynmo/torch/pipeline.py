@@ -299,7 +299,7 @@ class Pipeline:
 
     def save(self, folder: saving.Path) -> None:
         """Writes a checkpoint with torch.distributed.checkpoint; called by all ranks."""
-        saving.save(folder, self.state_dict(), self._ranks)
+        saving.save(folder, self.state_dict(), self._ranks, self._split.device)
         self._log.info("step %5d  checkpoint in '%s'", self.steps, folder)
         self._saved = folder
 

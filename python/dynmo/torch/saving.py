@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import BadInputError
 from . import state
+from .device import Device
 from .layers import Layer, Split
 from .ranks import Ranks
 
@@ -148,11 +149,12 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, prefix:
         optimizer.state[parameter][key] = value.to(place, copy=True) if isinstance(value, Tensor) else value
 
 
-def save(folder: Path, found: dict[str, Any], ranks: Ranks) -> None:
-    """Writes a checkpoint of torch.distributed.checkpoint."""
+def save(folder: Path, found: dict[str, Any], ranks: Ranks, device: Device) -> None:
+    """Writes a checkpoint of torch.distributed.checkpoint, which waits for copies from the thread's current device alone."""
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
-    write(found, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.world == 1)
+    with device.as_current():
+        write(found, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.world == 1)
 
 
 def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer]) -> dict[str, Any]:
