@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import BadInputError
 from .batches import ITEMS
+from .device import CPU, to_device
 from .live import Move
 from .pipeline import Pipeline
 
@@ -80,6 +82,7 @@ class PipelineTrainer(Trainer):
         self._options = dict(pipeline or {})
         self._losses: list[Tensor] = []  # of micro-batches that the Trainer has not asked for
         self._samples: list[Any] = []
+        self._piped = False  # whether a batch of the pipeline is prepared
         if unknown := sorted(self._options.keys() - set(OPTIONS)):
             raise BadInputError(f"pipeline: {unknown[0]}, wanted {', '.join(OPTIONS)}")
         super().__init__(*arguments, **named)
@@ -94,10 +97,16 @@ class PipelineTrainer(Trainer):
             raise BadInputError(f"TrainingArguments: {self.args.mixed_precision}, which needs a GradScaler or more, wanted bf16=True or neither")
         state: Any = self.args.distributed_state
         state.distributed_type, state.num_processes = DistributedType.NO, 1
+        if state.backend is None:  # accelerate has none for this device, and takes each process for the first
+            state.process_index = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+            state.local_process_index = int(os.environ.get("LOCAL_RANK", state.process_index))
+        if self.args.n_gpu > 1:  # devices that this process sees, over which DataParallel would divide a batch
+            self.args._n_gpu = 1
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise BadInputError("Trainer: accelerate is configured for FSDP or DeepSpeed, wanted neither; start the script by torchrun")
         self.accelerator.dataloader_config.dispatch_batches = False
+        self.accelerator.device_placement = False  # batches stay in host memory, where ranks compare them
 
     def _validate_args(self) -> None:
         super()._validate_args()
@@ -140,28 +149,42 @@ class PipelineTrainer(Trainer):
         finally:
             state.process_index = rank
 
-    def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         if self.pipe is not None and self.pipe.losses and (move := self.pipe.balance()):
             self.moves.append(move)
             logging.getLogger(__name__).info("step %d: %s", self.state.global_step, move)
         self._losses.clear()
-        self._samples, items = super().get_batch_samples(*arguments, **named)
+        self._tr_loss = self._tr_loss.to(CPU)  # the Trainer asks if each loss is finite, which waits for a device
+        self._samples, items = super().get_batch_samples(epoch_iterator, num_batches, CPU)
         return self._samples, items
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs the whole step when the Trainer begins its first micro-batch; returns the loss of one."""
         if not self._losses:
+            from accelerate.utils.memory import clear_device_cache
+
             model.train()
             parts = [self._part(sample, num_items_in_batch) for sample in self._samples]
             assert self.pipe is not None
             with self.accelerator.autocast():
                 total = self.pipe.step(parts)
             divisor = 1 if ITEMS in parts[0] else len(parts)
-            self._losses = [torch.tensor(loss, dtype=total.dtype, device=self.args.device) / divisor for loss in self.pipe.losses]
+            if (every := self.args.torch_empty_cache_steps) and self.state.global_step % every == 0:
+                clear_device_cache()
+            self._losses = [torch.tensor(loss, dtype=total.dtype) / divisor for loss in self.pipe.losses]
         return self._losses.pop(0)
 
+    def _prepare_input(self, data: Any) -> Any:
+        if self._piped and isinstance(data, Tensor) and data.device == CPU:
+            return data  # the pipeline copies it without a wait
+        return super()._prepare_input(data)
+
     def _part(self, inputs: Any, items: Any) -> dict[str, Any]:
-        part = dict(self._prepare_inputs(inputs))
+        self._piped = True
+        try:
+            part = dict(self._prepare_inputs(inputs))
+        finally:
+            self._piped = False
         return {**part, ITEMS: items} if self.model_accepts_loss_kwargs and items is not None else part
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -189,7 +212,8 @@ class PipelineTrainer(Trainer):
         if not prediction_loss_only:
             raise BadInputError("Trainer: predict() wants the logits, which lie on the last rank, wanted prediction_loss_only=True")
         with self.accelerator.autocast():
-            return self.pipe.evaluate([self._part(inputs, self._get_num_items_in_batch([inputs], self.args.device))]), None, None
+            loss = self.pipe.evaluate([self._part(inputs, self._get_num_items_in_batch([inputs], CPU))])
+        return to_device(loss, self.args.device), None, None
 
     # --- Checkpoints. ---
 
