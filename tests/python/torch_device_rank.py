@@ -98,13 +98,13 @@ def survives(folder):
     strict_torch.open_device()
     pipe = make_pipe({**LLAMA, "device": "strict"}, balance=False)
 
-    def train_step(number):
+    def step(number):
         if number == DIED and pipe.ranks == 3 and pipe.rank == 2:
             kill_here()
         return train_step(pipe, torch_cases.batch_of(LLAMA, number)).item()
 
     survivor = dt.Survivor(pipe, every=1)
-    losses = survivor.train(train_step, LLAMA["steps"])
+    losses = survivor.train(step, LLAMA["steps"])
     assert pipe.ranks == 2
     (folder / f"survived-{pipe.rank}.json").write_text(json.dumps(losses), encoding="utf-8")
 
