@@ -60,6 +60,10 @@ class Ways(DeviceCase):
         ]
         self.compare([*cases[:1], *drawn(cases[1:], 2, "the ways to train on a device")], 2)
 
+    def test_a_loss_of_the_routers_of_all_blocks(self):
+        self.compare([{**COMMON, "family": "mixtral", "config": {"output_router_logits": True}, "seed": 9}], 2)
+        self.run_task(2, "waits of routers")
+
     def test_autocast(self):
         self.compare([{**COMMON, "family": "llama", "seed": 6, "autocast": True}], 2, share=3e-3)
 

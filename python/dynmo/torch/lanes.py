@@ -2,6 +2,7 @@
 """How tensors travel between two ranks. Ranks takes everything else from the group of Gloo itself."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch.distributed as dist
@@ -15,12 +16,18 @@ Group = Optional[dist.ProcessGroup]
 class HostLane:
     """Through host memory and Gloo. A tensor of a device is copied there first, which waits for it; one that arrives is copied on its device.
 
-    A lane from device to device would be another class with these two calls. Tags tell messages of two ranks apart.
+    A lane from device to device would be another class with these calls. Tags tell messages of two ranks apart.
     """
+
+    def ready(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors that `send` takes without a wait; one wait for all of them."""
+        there = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+        copies = iter(to_host(there))
+        return [tensor if tensor.device.type == "cpu" else next(copies) for tensor in tensors]
 
     def send(self, group: Group, tensor: Tensor, to: int, tag: int) -> Any:
         """Begins to send; what it returns has a `wait`, and keeps the memory that is read."""
-        carried = tensor if tensor.device.type == "cpu" else to_host([tensor])[0]
+        [carried] = self.ready([tensor])
         return _Sending(dist.isend(carried, to, group=group, tag=tag), carried)
 
     def receive(self, group: Group, tensor: Tensor, source: int, tag: int) -> Any:

@@ -17,15 +17,14 @@ from .ranks import Message, Ranks
 
 
 def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int, limits: bool) -> list[Message]:
-    """Begins to send the tensors of `specs`. Its messages use tags from `tag` to `tag + len(specs)`."""
+    """Begins to send the tensors of `specs`, with one wait for a device. Its messages use tags from `tag` to `tag + len(specs)`."""
     sent = []
     if limits:
         sizes = [extent for spec in specs for extent in values[spec.name].shape]
         sent.append(ranks.send(torch.tensor(sizes, dtype=torch.int64), to, tag + len(specs)))
-    for number, spec in enumerate(specs):
-        if values[spec.name].numel() > 0:
-            sent.append(ranks.send(values[spec.name].detach().contiguous(), to, tag + number))
-    return sent
+    full = [number for number, spec in enumerate(specs) if values[spec.name].numel() > 0]
+    tensors = ranks.ready([values[specs[number].name].detach().contiguous() for number in full])
+    return sent + [ranks.send(tensor, to, tag + number) for number, tensor in zip(full, tensors)]
 
 
 class Arriving:

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Optional, TypeVar, Union
 
@@ -216,6 +216,10 @@ class Ranks:
             dist.destroy_process_group()
 
     # --- Messages. ---
+
+    def ready(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors that `send` takes without a wait; one wait for all of them."""
+        return self._lane.ready(tensors)
 
     def send(self, tensor: Tensor, to: int, tag: int, replica: Optional[int] = None) -> "Message":
         """Begins to send to a position in this replica, or another. Tensors of a device wait for it."""

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that CUDA has and the CPU lacks, or has in another form: attention of sections, and
-// grouped products. They refuse what CUDA's kernels refuse, and write what those write, so memory
-// that those leave stays NaN. The limits are those of libtorch 2.11.
+// Operators that CUDA has and the CPU lacks, or has in another form: attention of sections, grouped
+// products, and counts of integers. They refuse what CUDA's kernels refuse, and write what those
+// write, so memory that those leave stays NaN. The limits are those of libtorch 2.11.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_grouped_mm_compositeexplicitautograd_dispatch.h>
@@ -288,6 +288,22 @@ void grouped_mm(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   torch::jit::push(*stack, out);
 }
 
+// Counts integers, too, which the CPU's kernel does not.
+void histc(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  const Arguments call(op, *stack);
+  const Tensor self = call.tensor("self");
+  const std::int64_t bins = call["bins"].toInt();
+  const double min = call["min"].toScalar().toDouble();
+  const double max = call["max"].toScalar().toDouble();
+  TORCH_CHECK(min < max, "strict device: ", call.name(), " from ", min, " to ", max,
+              ", whose limits depend on data");
+  const Tensor out = at::empty({bins}, self.options());
+  launch(call.name(), {self}, {out}, [x = opened(self), to = opened(out), bins, min, max] {
+    to.copy_(at::histc(x.to(at::kDouble), bins, min, max));
+  });
+  torch::jit::push(*stack, out);
+}
+
 }  // namespace
 
 void register_fused(torch::Library& library) {
@@ -300,6 +316,7 @@ void register_fused(torch::Library& library) {
                CppFunction::makeFromBoxedFunction<&efficient_backward>());
   library.impl("_fused_sdp_choice", CppFunction::makeFromBoxedFunction<&sdp_choice>());
   library.impl("_grouped_mm", CppFunction::makeFromBoxedFunction<&grouped_mm>());
+  library.impl("histc", CppFunction::makeFromBoxedFunction<&histc>());
 }
 
 }  // namespace dynmo::strict
