@@ -3,4 +3,4 @@
 # docs/versions.md has tested. The only place that lists them: cmake/FindLibTorch.cmake, scripts/setup, `dynmo` and, by dynmo._core, dynmo.torch read it.
 set(DYNMO_TORCH_OLDEST 2.11)
 set(DYNMO_TORCH_NEWEST 2.15)
-set(DYNMO_TORCH_TESTED 2.11)
+set(DYNMO_TORCH_TESTED 2.11 2.15)
