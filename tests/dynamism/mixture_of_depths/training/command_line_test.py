@@ -71,7 +71,8 @@ class MixtureOfDepths(SourceCase):
 
 class MixtureOfDepthsOfExperts(SourceCase):
     TABLE = "moe"
-    SETTINGS = (*MixtureOfDepths.SETTINGS, "moe.enabled=true", "moe.experts=4", "moe.router=bias", "moe.bias_rate=0.01")
+    EXPERTS = (*MixtureOfDepths.SETTINGS, "moe.enabled=true", "moe.experts=4")
+    SETTINGS = (*EXPERTS, "moe.router=bias", "moe.bias_rate=0.01")
 
     def test_experts_have_the_chosen_rows_on_any_ranks_and_after_a_restart(self):
         said, found = self.assert_same_on_any_ranks()
@@ -83,5 +84,5 @@ class MixtureOfDepthsOfExperts(SourceCase):
         self.assert_generates("two", "two")
 
     def test_a_router_that_looks_ahead_trains_and_does_not_generate(self):
-        self.train("choice", 2, "moe.router=expert_choice")
+        self.succeed(self.command("-n", "2", run="choice", extra=(*self.EXPERTS, "moe.router=expert_choice")))
         self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
