@@ -171,7 +171,7 @@ class Pipeline {
   };
   // Moves of this pipeline.
   struct Move {
-    MigrationReport last;  // of the newest one that has ended
+    MigrationReport last;             // of the newest one that has ended
     std::unique_ptr<Moving> running;  // null: none
   };
   // The questions to the sources.

@@ -53,7 +53,7 @@ def waits(folder):
 def waits_of_routers(folder):
     """Those of other models, though a boundary has several tensors. PyTorch's grouped product of experts reads its sizes on the host."""
     strict_torch.open_device()
-    pipe = pipeline({**LLAMA, "family": "mixtral", "device": "strict", "config": {"output_router_logits": True}})
+    pipe = make_pipe({**LLAMA, "family": "mixtral", "device": "strict", "config": {"output_router_logits": True}}, balance=False)
     for number in range(4):
         batch = torch_cases.batch_of(LLAMA, 0)
         del batch["attention_mask"]

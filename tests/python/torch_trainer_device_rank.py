@@ -78,8 +78,8 @@ def owns(folder):
     assert (str(trainer.args.device), places) == (own, {own, "meta"}), places
     found = {"whole": result_of(trainer), "cut": trainer.pipe.plan.cut}
     for written, device in (("piped", own), ("plain", "strict:0"), ("cpu", own), ("piped", None)):
-        again = run(dt.PipelineTrainer, folder / f"again-{written}-on-{device}", device, resume=folder / written / f"checkpoint-{RESUMED}", moves=False)
-        found[f"{written} on {'cpu' if device is None else 'strict'}"] = result_of(again)
+        way = f"{written} on {'cpu' if device is None else 'strict'}"
+        found[way] = result_of(run(dt.PipelineTrainer, folder / way, device, resume=folder / written / f"checkpoint-{RESUMED}", moves=False))
     torch.save(found, folder / f"rank-{RANK}.pt")
 
 
