@@ -36,7 +36,7 @@ class Bare(Case):
         super().setUp()
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.folder / "bare"], check=True)
         self.packages = next((self.folder / "bare" / "lib").glob("python3*")) / "site-packages"
-        build = pathlib.Path(os.environ["PYTHONPATH"]).parent
+        build = pathlib.Path(os.environ["PYTHONPATH"].split(os.pathsep)[0]).parent
         subprocess.run(
             ["cmake", "--install", build, "--component", "python", "--prefix", self.packages], check=True, capture_output=True
         )

@@ -19,7 +19,7 @@ class Typing(unittest.TestCase):
         cls.cache = folder.name
 
     def check(self, *words):
-        package = pathlib.Path(os.environ["PYTHONPATH"])
+        package = pathlib.Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
         command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", self.cache, *words]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(package)}, cwd=self.cache,
                               check=False)

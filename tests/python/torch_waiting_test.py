@@ -38,6 +38,9 @@ class LateRanks:
     def __init__(self, clock):
         self.clock = clock
 
+    def ready(self, tensors):
+        return tensors
+
     def send(self, tensor, to, tag):
         return Late(tensor, self.clock)
 
