@@ -24,7 +24,7 @@
 
 namespace dynmo::config {
 
-// How much a message matters in the log of a rank, in ascending order.
+// The weight of a message in the log of a rank, in ascending order.
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 inline constexpr std::array<std::string_view, 4> kLogLevelNames = {"debug", "info", "warning",
                                                                    "error"};

@@ -61,7 +61,7 @@ Expected<bool> BlockReader::next(Block& block) {
   return true;
 }
 
-// Whether the next file is one block; else open_.left says whether there is anything to read in it.
+// Returns whether the next file is one block. Otherwise open_.left is 0 if it has nothing to read.
 Expected<bool> BlockReader::open() {
   open_.file = &corpus_.files[index_++];
   DYNMO_ASSIGN(open_.stream, TextStream::open(open_.file->path));

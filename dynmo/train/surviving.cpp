@@ -262,7 +262,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   if (done_.steps != decision.step) DYNMO_TRY(lane.log->go_back());
   if (done_.steps == decision.step) lane.log->begin_group();
   done_.first = done_.steps = decision.step;
-  // Where layers are those of the next step already, all of it was done.
+  // The layers may be those of the next step already. Then all of this one was done.
   if (!asked) return after_step_again(lane);
   const auto validation = reports.lacked_validation(self, decision.step);
   if (validation) lane.log->note_validation(*validation);

@@ -232,7 +232,7 @@ class RunLog {
                       "checkpoint before the first step, which continues it",
                       folder_.root().string(), file.string());
   }
-  // Removes records of ranks that an earlier run had beside those of today.
+  // Removes the records of an earlier run's ranks that are not in this one.
   [[nodiscard]] Expected<void> cut_other_ranks(std::int64_t step) const {
     for (WorldRank rank(scale_.ranks); std::filesystem::exists(folder_.records_of(rank));
          rank = WorldRank(rank.value + 1)) {
