@@ -21,26 +21,31 @@ LLAMA = {"family": "llama", "micro_batches": 4, "steps": 6, "seed": 7, "optimize
 DIED = 3  # the step before which a rank ends
 
 
+def counted_step(pipe, clips=False, device=None):
+    """The messages that this rank sends in a step, and its waits. `device` is where the batch lies, if not on the host."""
+    batch = torch_cases.batch_of(LLAMA, 0)
+    del batch["attention_mask"]  # whose rows the model asks for padding
+    if device is not None:
+        batch = {name: value.to(device) for name, value in batch.items()}
+    strict_torch.take_waits()
+    loss = pipe.step(**batch)
+    if clips:
+        pipe.clip_grad_norm_(1.0)
+    pipe.optimizer.step()
+    found = strict_torch.take_waits()
+    pipe.optimizer.zero_grad()
+    assert loss.item() > 0
+    [program] = pipe._programs.values()
+    return sum(action.kind.startswith("SEND") for action in program.actions), found
+
+
 def waits(folder):
     """Of each step, beside those for the messages that this rank sends: one, two with clipping, three with a batch on the device."""
     device = strict_torch.open_device()
     for schedule in ("1f1b", "zb-h1"):
         pipe = make_pipe({**LLAMA, "device": "strict"}, schedule=schedule, balance=True)
         for number in range(6):
-            batch = torch_cases.batch_of(LLAMA, 0)
-            del batch["attention_mask"]  # whose rows the model asks for padding
-            if number > 3:
-                batch = {name: value.to(device) for name, value in batch.items()}
-            strict_torch.take_waits()
-            loss = pipe.step(**batch)
-            if number % 2 == 1:
-                pipe.clip_grad_norm_(1.0)
-            pipe.optimizer.step()
-            found = strict_torch.take_waits()
-            pipe.optimizer.zero_grad()
-            assert loss.item() > 0
-            [program] = pipe._programs.values()
-            sent = sum(action.kind.startswith("SEND") for action in program.actions)
+            sent, found = counted_step(pipe, clips=number % 2 == 1, device=device if number > 3 else None)
             others = 1 + number % 2 + (number > 3)
             if number > 0:  # the first step checks the split
                 assert found == {"synchronize stream": sent + others}, (schedule, number, sent, found)
@@ -55,17 +60,8 @@ def waits_of_routers(folder):
     strict_torch.open_device()
     pipe = make_pipe({**LLAMA, "family": "mixtral", "device": "strict", "config": {"output_router_logits": True}}, balance=False)
     for number in range(4):
-        batch = torch_cases.batch_of(LLAMA, 0)
-        del batch["attention_mask"]
-        strict_torch.take_waits()
-        loss = pipe.step(**batch)
-        pipe.optimizer.step()
-        found = strict_torch.take_waits()
-        pipe.optimizer.zero_grad()
-        assert loss.item() > 0
-        [program] = pipe._programs.values()
-        sent = sum(action.kind.startswith("SEND") for action in program.actions)
-        products = 6 * program.micro_batches * pipe.plan.owners[1:-1].count(pipe.rank)  # two of a block, and their gradients
+        sent, found = counted_step(pipe)
+        products = 6 * LLAMA["micro_batches"] * pipe.plan.owners[1:-1].count(pipe.rank)  # two of a block, and their gradients
         wanted = {"synchronize stream": sent + 1, **({"aten::copy_": products} if products else {})}
         if number > 0:  # the first step checks the split
             assert found == wanted, (number, found, wanted)
