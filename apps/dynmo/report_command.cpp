@@ -81,15 +81,8 @@ Expected<void> report_traffic(const ReportFlags& flags) {
 
 // DYNMO_VEGA names it, else it is where `scripts/setup report` has put it.
 std::filesystem::path script_path() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::filesystem::path(value == nullptr ? "" : value);
-  };
-  if (const auto named = variable("DYNMO_VEGA"); !named.empty()) return named;
-  std::filesystem::path cache = variable("DYNMO_CACHE");
-  if (cache.empty()) cache = variable("XDG_CACHE_HOME") / "dynmo";
-  if (!cache.is_absolute()) cache = variable("HOME") / ".cache/dynmo";
-  return cache / "report/vega.js";
+  const char* const named = std::getenv("DYNMO_VEGA");
+  return named != nullptr && *named != '\0' ? named : cache_folder() / "report/vega.js";
 }
 
 Expected<void> report_html(const ReportFlags& flags) {

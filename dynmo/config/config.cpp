@@ -219,6 +219,7 @@ std::vector<TomlKey> run_keys(Config& c) {
   const ActsIf writes =
       either(when("checkpoint.every", at_least(1), "checkpoint.every of 1 or more"), is_elastic());
   const ActsIf sleeps = when("run.device", Names{"emulated"});
+  const ActsIf on_devices = when("run.device", device_names());
   const ActsIf slow = when_given("emulated.slow_ranks", "emulated.slow_ranks");
   const ActsIf beside = when("checkpoint.asynchronous", Names{"true"});
   const ActsIf logs = when_given("run.log", "a run.log");
@@ -237,6 +238,7 @@ std::vector<TomlKey> run_keys(Config& c) {
       {"emulated.slow_until", &c.emulated.slow_until, steps_or_0("none"), {sleeps, slow}},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device, devices()},
+      {"run.fused_kernels", &c.run.fused_kernels, {}, {on_devices}},
       {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},
       {"run.load_trace", &c.run.load_trace, steps_or_0("none")},
       {"run.tensorboard", &c.run.tensorboard},

@@ -147,6 +147,7 @@ struct Config {
   struct Run {
     std::string directory = "runs/default";
     std::string device = "cpu";     // or "emulated", or of device_names()
+    bool fused_kernels = true;      // of our own, on a device (kernels/device)
     std::int64_t trace_steps = 4;   // last steps in the trace
     std::int64_t load_trace = 10;   // steps between two lines of the load trace; 0: none
     bool tensorboard = false;       // event files in RUN/tensorboard

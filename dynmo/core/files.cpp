@@ -9,6 +9,7 @@
 #include <charconv>
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -200,6 +201,16 @@ Expected<void> make_directories(const std::filesystem::path& path) {
                       fault.message());
   }
   return {};
+}
+
+std::filesystem::path cache_folder() {
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::filesystem::path(value == nullptr ? "" : value);
+  };
+  std::filesystem::path cache = variable("DYNMO_CACHE");
+  if (cache.empty()) cache = variable("XDG_CACHE_HOME") / "dynmo";
+  return cache.is_absolute() ? cache : variable("HOME") / ".cache/dynmo";
 }
 
 namespace {

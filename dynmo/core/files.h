@@ -44,6 +44,10 @@ namespace dynmo {
 
 [[nodiscard]] Expected<void> make_directories(const std::filesystem::path& path);
 
+// Returns the folder that scripts/setup fills and programs keep what they can make again in:
+// DYNMO_CACHE, else XDG_CACHE_HOME/dynmo, else ~/.cache/dynmo.
+[[nodiscard]] std::filesystem::path cache_folder();
+
 // Returns the kind of a file by its first bytes, with a remedy: "a Git LFS pointer: ...". Returns
 // "" if the bytes show none. For files whose content contradicts their names: pointers, archives,
 // pages of a failed download. A reader's error then names the content instead of the byte at which

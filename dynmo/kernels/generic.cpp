@@ -2,6 +2,8 @@
 #include "dynmo/kernels/generic.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <array>
 #include <cmath>
@@ -10,6 +12,15 @@
 #include <utility>
 
 #include "dynmo/core/check.h"
+
+namespace dynmo::kernels {
+
+bool has_kernel(const char* name, const at::Tensor& x) {
+  const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
+  return op && op->hasKernelForDispatchKey(c10::legacyExtractDispatchKey(x.key_set()));
+}
+
+}  // namespace dynmo::kernels
 
 namespace dynmo::kernels::generic {
 namespace {

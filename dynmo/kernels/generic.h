@@ -15,6 +15,14 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/kernels/operations.h"
 
+namespace dynmo::kernels {
+
+// Returns whether the operator, such as "aten::mm", has a kernel of its own for x's device. Some
+// operators have one for CUDA, but none for the CPU. Others have one for some CUDA devices alone.
+[[nodiscard]] bool has_kernel(const char* name, const at::Tensor& x);
+
+}  // namespace dynmo::kernels
+
 namespace dynmo::kernels::generic {
 
 [[nodiscard]] at::Tensor rstd(const at::Tensor& x_ND, double epsilon);

@@ -13,7 +13,6 @@
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/attention_impl.h"
 #include "dynmo/kernels/generic.h"
-#include "dynmo/kernels/operator_kernels.h"
 
 namespace dynmo::kernels::generic {
 namespace {

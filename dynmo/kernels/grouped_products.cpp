@@ -6,8 +6,9 @@
 #include <algorithm>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/device/launcher.h"
+#include "dynmo/kernels/generic.h"
 #include "dynmo/kernels/operations.h"
-#include "dynmo/kernels/operator_kernels.h"
 
 namespace dynmo::kernels {
 namespace {
@@ -43,7 +44,7 @@ GroupForm group_form(const Tensor& x, std::initializer_list<std::int64_t> widths
   if (!std::ranges::all_of(widths, [](auto width) { return width % kMultiple == 0; })) {
     return GroupForm::kBlocks;
   }
-  const int capability = cuda_capability(x.device());
+  const int capability = device::cuda_capability(x.device());
   const bool has =
       x.is_cuda() ? capability == 9 || capability == 10 : has_kernel("aten::_grouped_mm", x);
   return has ? GroupForm::kOperator : GroupForm::kBlocks;

@@ -2,7 +2,6 @@
 #include "dynmo/kernels/loops.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -18,25 +17,10 @@
 namespace dynmo::kernels::loops {
 namespace {
 
+#include "dynmo/kernels/exponential_impl.h"
+
 constexpr std::int64_t kLanes = 32;  // running sums of a row: enough to hide an addition's latency
 
-// e^x by Cephes' polynomial (Moshier, expf.c), to 2 units in the last place, without branches, so
-// that loops over it are vectorized. x is held to -87 to 88; not a number stays so.
-DYNMO_INLINE float exponential(float x) {
-  x = x < -87.0F ? -87.0F : x;
-  x = x > 88.0F ? 88.0F : x;
-  constexpr float kRound = 12582912.0F;  // 1.5 x 2^23: adding it leaves no fraction
-  const float n = (x * 1.44269504088896341F + kRound) - kRound;
-  const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
-  float p = 1.9875691500e-4F;
-  p = p * r + 1.3981999507e-3F;
-  p = p * r + 8.3334519073e-3F;
-  p = p * r + 4.1665795894e-2F;
-  p = p * r + 1.6666665459e-1F;
-  p = p * r + 5.0000001201e-1F;
-  const float y = p * (r * r) + r + 1.0F;
-  return y * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
-}
 DYNMO_INLINE double exponential(double x) { return std::exp(x); }
 
 // Sum of term(i) over 0 <= i < count.

@@ -12,6 +12,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/kernels/attention_impl.h"
+#include "dynmo/kernels/fused.h"
 #include "dynmo/kernels/generic.h"
 #include "dynmo/kernels/loops.h"
 
@@ -42,6 +43,13 @@ void for_element_of(const at::Tensor& x, Function function) {
     default:
       DYNMO_CHECK(false, "fp32, fp64 or bf16, got {}", at::toString(x.scalar_type()));
   }
+}
+
+// For a tensor of a device.
+void rotate_on_device(at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
+                      Rope direction) {
+  if (fused::serves(x, {cosine, sine})) return fused::apply_rope(x, cosine, sine, direction);
+  generic::apply_rope(x, cosine, sine, direction);
 }
 
 template <typename Element>
@@ -162,7 +170,10 @@ NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND
 
 at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF) {
   DYNMO_CHECK(up_NF.is_contiguous() && up_NF.sizes() == gate_NF.sizes(), "gate and up alike");
-  if (!gate_NF.is_cpu()) return generic::swiglu(gate_NF, up_NF);
+  if (!gate_NF.is_cpu()) {
+    return fused::serves(gate_NF, {up_NF}) ? fused::swiglu(gate_NF, up_NF)
+                                           : generic::swiglu(gate_NF, up_NF);
+  }
   at::Tensor product_NF = at::empty_like(gate_NF);
   for_element_of(gate_NF, [&](auto element) {
     using Element = decltype(element);
@@ -176,7 +187,11 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
   DYNMO_CHECK(up_NF.is_contiguous() && product_NF.is_contiguous() &&
                   up_NF.sizes() == gate_NF.sizes() && product_NF.sizes() == gate_NF.sizes(),
               "gate, up and product alike");
-  if (!gate_NF.is_cpu()) return generic::swiglu_gradient(gate_NF, up_NF, product_NF);
+  if (!gate_NF.is_cpu()) {
+    return fused::serves(gate_NF, {up_NF, product_NF})
+               ? fused::swiglu_gradient(gate_NF, up_NF, product_NF)
+               : generic::swiglu_gradient(gate_NF, up_NF, product_NF);
+  }
   for_element_of(gate_NF, [&](auto element) {
     using Element = decltype(element);
     loops::swiglu_gradient(data<Element>(gate_NF), data<Element>(up_NF), data<Element>(product_NF),
@@ -209,7 +224,10 @@ at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N, std
   const std::int64_t width = scores_NV.size(1);
   DYNMO_CHECK(targets_N.is_contiguous() && targets_N.numel() == rows, "{} targets, got {}", rows,
               targets_N.numel());
-  if (!scores_NV.is_cpu()) return generic::cross_entropy(scores_NV, targets_N, tokens);
+  if (!scores_NV.is_cpu()) {
+    return fused::serves(scores_NV) ? fused::cross_entropy(scores_NV, targets_N, tokens)
+                                    : generic::cross_entropy(scores_NV, targets_N, tokens);
+  }
   const auto* targets = data<std::int64_t>(targets_N);
   for (std::int64_t n = 0; n < rows; ++n) {
     DYNMO_CHECK(targets[n] >= 0 && targets[n] < width, "targets 0 to {}, got {}", width - 1,
@@ -226,7 +244,9 @@ at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N, std
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient, std::int64_t tokens) {
   if (!probabilities_NV.is_cpu()) {
-    return generic::cross_entropy_gradient(probabilities_NV, targets_N, gradient, tokens);
+    return fused::serves(probabilities_NV)
+               ? fused::cross_entropy_gradient(probabilities_NV, targets_N, gradient, tokens)
+               : generic::cross_entropy_gradient(probabilities_NV, targets_N, gradient, tokens);
   }
   const std::int64_t rows = probabilities_NV.size(0);
   for_element_of(probabilities_NV, [&](auto element) {
@@ -265,7 +285,7 @@ void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction, st
   const RotaryTable::Angles angles = table.of(x_BTHK);
   const at::Tensor cosine = angles.cosine.narrow(0, first, tokens);
   const at::Tensor sine = angles.sine.narrow(0, first, tokens);
-  if (!x_BTHK.is_cpu()) return generic::apply_rope(x_BTHK, cosine, sine, direction);
+  if (!x_BTHK.is_cpu()) return rotate_on_device(x_BTHK, cosine, sine, direction);
   for_element_of(x_BTHK, [&](auto element) {
     rotate_rows<decltype(element)>(x_BTHK, cosine, sine, direction);
   });
@@ -282,7 +302,7 @@ void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction,
   const at::Tensor cosine = angles.cosine.index_select(0, positions);
   const at::Tensor sine = angles.sine.index_select(0, positions);
   at::Tensor x_1NHK = x_BTHK.view({1, positions.numel(), x_BTHK.size(2), x_BTHK.size(3)});
-  if (!x_BTHK.is_cpu()) return generic::apply_rope(x_1NHK, cosine, sine, direction);
+  if (!x_BTHK.is_cpu()) return rotate_on_device(x_1NHK, cosine, sine, direction);
   for_element_of(x_1NHK, [&](auto element) {
     rotate_rows<decltype(element)>(x_1NHK, cosine, sine, direction);
   });

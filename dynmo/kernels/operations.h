@@ -7,8 +7,9 @@
 //
 // Each function computes in the type of its arguments, so tests can run a whole layer in fp64. For
 // bf16 arguments, the norm's statistics, angles and sums are fp32. On the CPU, loops of their own
-// compute them and round results once. On other devices they are composed of libtorch's operations,
-// which do not wait for the device. All tensors of a call are on one device.
+// compute them and round results once. On other devices some have a kernel of our own
+// (fused.h). The others are composed of libtorch's operations, which do not wait for the
+// device. All tensors of a call are on one device.
 //
 // Dimensions: B sequences, T tokens, N = B x T, D hidden, F of an MLP, V vocabulary, H heads, K
 // head size.
@@ -57,7 +58,7 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
 // check.
 //
 // If `tokens` > 0, the sum over the rows is divided by `tokens` instead. This serves rows that are
-// only some of a micro-batch's tokens, on the CPU.
+// only some of a micro-batch's tokens.
 [[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N,
                                        std::int64_t tokens = 0);
 // Replaces the probabilities that cross_entropy() left by the gradient of the scores, in place.
@@ -81,7 +82,7 @@ struct RotaryTable {
   // Returns the angles in `like`'s accumulation_type, on its device.
   [[nodiscard]] Angles of(const at::Tensor& like) const;
 };
-// Makes a table for heads of twice as many values as frequencies.
+// Makes a table for heads of two values a frequency.
 [[nodiscard]] RotaryTable rotary_table(std::int64_t positions,
                                        const std::vector<double>& frequencies);
 

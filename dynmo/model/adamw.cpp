@@ -10,6 +10,7 @@
 #include <span>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/fused.h"
 #include "dynmo/kernels/generic.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -23,26 +24,21 @@ namespace {
 
 constexpr std::int64_t kPart = 1 << 12;  // elements that are rounded while they are in the cache
 
-// The factors of one step's update: the same for all elements of a layer but for decay.
-struct Factors {
-  Factors(std::int64_t step, const AdamWOptions& options, double scale)
-      : gradient(static_cast<float>(scale)),
-        first(static_cast<float>(1 - options.beta1)),
-        second(static_cast<float>(1 - options.beta2)),
-        second_kept(static_cast<float>(options.beta2)),
-        rate(static_cast<float>(-options.learning_rate /
-                                (1 - std::pow(options.beta1, static_cast<double>(step))))),
-        deviation(
-            static_cast<float>(std::sqrt(1 - std::pow(options.beta2, static_cast<double>(step))))),
-        epsilon(static_cast<float>(options.epsilon)) {}
-  float gradient;  // of clipping
-  float first;
-  float second;
-  float second_kept;
-  float rate;  // bias correction of the first moment included
-  float deviation;
-  float epsilon;
-};
+using kernels::device::AdamWFactors;
+
+// Returns the factors of one step's update, which are those of all elements of a layer, but for
+// decay.
+AdamWFactors factors_of(std::int64_t step, const AdamWOptions& options, double scale) {
+  const auto count = static_cast<double>(step);
+  return {.gradient = static_cast<float>(scale),
+          .first = static_cast<float>(1 - options.beta1),
+          .second = static_cast<float>(1 - options.beta2),
+          .second_kept = static_cast<float>(options.beta2),
+          .rate = static_cast<float>(-options.learning_rate / (1 - std::pow(options.beta1, count))),
+          .deviation = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, count))),
+          .epsilon = static_cast<float>(options.epsilon),
+          .kept = 1};
+}
 
 struct Elements {
   float* value;
@@ -55,13 +51,12 @@ struct Elements {
 // (as its build for AVX-512 has them). This file is compiled without contraction (CMakeLists.txt):
 // only the products written here are fused with a sum, and they are with any instruction set.
 DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t begin,
-                                                std::int64_t end, float kept,
-                                                const Factors& factors) {
+                                                std::int64_t end, const AdamWFactors& factors) {
   float* __restrict value = at.value;
   float* __restrict gradient = at.gradient;
   float* __restrict first = at.first;
   float* __restrict second = at.second;
-  const Factors f = factors;
+  const AdamWFactors f = factors;
   for (std::int64_t i = begin; i < end; ++i) {
     const float g = gradient[i] * f.gradient;
     gradient[i] = 0;
@@ -70,12 +65,12 @@ DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t
     first[i] = mean;
     second[i] = square;
     const float deviation = __builtin_sqrtf(square) / f.deviation + f.epsilon;
-    value[i] = value[i] * kept + f.rate * mean / deviation;
+    value[i] = value[i] * f.kept + f.rate * mean / deviation;
   }
 }
 
 // Updates by libtorch, in three passes: in fp64, which is for tests of whole models, and on
-// devices.
+// devices without kernels of our own.
 void update_by_libtorch(Parameter& parameter, std::int64_t step, const AdamWOptions& options,
                         double scale) {
   const at::NoGradGuard no_graph;
@@ -132,14 +127,24 @@ double sum_of_squares(const at::Tensor& tensor) {
 void update(LayerState& state, const AdamWOptions& options, double scale) {
   if (state.frozen) return;
   ++state.optimizer_steps;
-  const Factors factors(state.optimizer_steps, options, scale);
+  AdamWFactors factors = factors_of(state.optimizer_steps, options, scale);
   for (Parameter& parameter : state.parameters) {
     for (const at::Tensor* tensor : {&parameter.value, &parameter.gradient, &parameter.first_moment,
                                      &parameter.second_moment}) {
       DYNMO_CHECK(tensor->is_contiguous() && tensor->sizes() == parameter.value.sizes(),
                   "contiguous tensors of one shape for {}", parameter.name);
     }
-    if (parameter.value.scalar_type() == at::kDouble || !parameter.value.is_cpu()) {
+    const double decay = parameter.weight_decay ? options.weight_decay : 0;
+    factors.kept = static_cast<float>(1 - options.learning_rate * decay);
+    const bool on_cpu = parameter.value.is_cpu();
+    if (!on_cpu && kernels::fused::serves(parameter.value,
+                                          {parameter.gradient, parameter.first_moment,
+                                           parameter.second_moment, parameter.compute_copy})) {
+      kernels::fused::update(parameter.value, parameter.gradient, parameter.first_moment,
+                             parameter.second_moment, parameter.compute_copy, factors);
+      continue;
+    }
+    if (parameter.value.scalar_type() == at::kDouble || !on_cpu) {
       update_by_libtorch(parameter, state.optimizer_steps, options, scale);
       continue;
     }
@@ -147,8 +152,6 @@ void update(LayerState& state, const AdamWOptions& options, double scale) {
                             parameter.gradient.mutable_data_ptr<float>(),
                             parameter.first_moment.mutable_data_ptr<float>(),
                             parameter.second_moment.mutable_data_ptr<float>()};
-    const double decay = parameter.weight_decay ? options.weight_decay : 0;
-    const auto kept = static_cast<float>(1 - options.learning_rate * decay);
     std::uint16_t* rounded = nullptr;
     if (parameter.compute_copy.defined()) {
       rounded =
@@ -157,7 +160,7 @@ void update(LayerState& state, const AdamWOptions& options, double scale) {
     const std::int64_t count = parameter.value.numel();
     for (std::int64_t begin = 0; begin < count; begin += kPart) {
       const std::int64_t end = std::min(begin + kPart, count);
-      update_elements(elements, begin, end, kept, factors);
+      update_elements(elements, begin, end, factors);
       if (rounded != nullptr) round_elements(elements.value, rounded, begin, end);
     }
   }

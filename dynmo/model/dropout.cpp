@@ -12,6 +12,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/rng.h"
+#include "dynmo/kernels/fused.h"
 #include "dynmo/kernels/generic.h"
 
 // The same integer code for wider vectors, chosen when the program is loaded: same words on all.
@@ -68,7 +69,10 @@ void keep_tile(std::uint64_t key, std::uint64_t first_block, std::uint32_t thres
 
 at::Tensor keep_mask(const at::Tensor& like, double p, std::uint64_t key) {
   const auto threshold = static_cast<std::uint32_t>(std::llround(p * 0x1p32));
-  if (!like.is_cpu()) return kernels::generic::keep_mask(like, key, threshold);
+  if (!like.is_cpu()) {
+    return kernels::fused::serves(like) ? kernels::fused::keep_mask(like, key, threshold)
+                                        : kernels::generic::keep_mask(like, key, threshold);
+  }
   at::Tensor mask = at::empty(like.sizes(), like.options().dtype(at::kBool));
   auto* out = reinterpret_cast<std::uint8_t*>(mask.data_ptr<bool>());
   const auto count = static_cast<std::size_t>(mask.numel());

@@ -13,6 +13,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/kernels/device/launcher.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/launcher.h"
 #include "dynmo/process/processors.h"
@@ -85,6 +86,8 @@ Expected<void> open_rank_device(ValidOptions& options, int local_rank) {
   DYNMO_CHECK(opened.device.type() == kind.type, "a device of '{}', got {}", kind.name,
               opened.device.str());
   if (kind.memory != nullptr) opened.memory = kind.memory(opened.device);
+  kernels::device::use_kernels(options.config().run.fused_kernels);
+  opened.no_kernels = kernels::device::why_no_kernels(opened.device);
   options.use(std::move(opened));
   return {};
 }

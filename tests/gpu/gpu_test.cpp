@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dynmo/c10d/cuda.h"
+#include "dynmo/kernels/device/launcher.h"
 #include "dynmo/kernels/operations.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/decoder.h"
@@ -104,24 +105,42 @@ std::vector<model::DecoderConfig> decoders() {
   return {llama, gpt2, wide};
 }
 
+TEST_F(Gpu, HasKernelsOfOurOwn) {
+  if (!device_.is_cuda()) GTEST_SKIP() << "the launcher of another device is that of its program";
+  EXPECT_EQ(kernels::device::why_no_kernels(device_), "");
+}
+
+void expect_like_cpu(const model::DecoderConfig& config, cost::Precision precision,
+                     at::Device device) {
+  const double tolerance = precision == cost::Precision::kFp32 ? 1e-4 : 0.06;
+  const PassResult expected = one_pass(config, precision, at::kCPU);
+  const PassResult actual = one_pass(config, precision, device);
+  EXPECT_NEAR(actual.loss, expected.loss, tolerance * expected.loss);
+  for (std::size_t i = 0; i < actual.states.size(); ++i) {
+    for (std::size_t p = 0; p < actual.states[i].parameters.size(); ++p) {
+      EXPECT_LT(distance(actual.states[i].parameters[p].gradient,
+                         expected.states[i].parameters[p].gradient),
+                tolerance)
+          << "family " << config.index() << ", layer " << i << ", "
+          << actual.states[i].parameters[p].name;
+    }
+  }
+}
+
 TEST_F(Gpu, LayersGiveTheLossAndGradientsOfTheCpu) {
   for (const model::DecoderConfig& config : decoders()) {
     for (const auto precision : {cost::Precision::kFp32, cost::Precision::kBf16}) {
-      const double tolerance = precision == cost::Precision::kFp32 ? 1e-4 : 0.06;
-      const PassResult expected = one_pass(config, precision, at::kCPU);
-      const PassResult actual = one_pass(config, precision, device_);
-      EXPECT_NEAR(actual.loss, expected.loss, tolerance * expected.loss);
-      for (std::size_t i = 0; i < actual.states.size(); ++i) {
-        for (std::size_t p = 0; p < actual.states[i].parameters.size(); ++p) {
-          EXPECT_LT(distance(actual.states[i].parameters[p].gradient,
-                             expected.states[i].parameters[p].gradient),
-                    tolerance)
-              << "family " << config.index() << ", layer " << i << ", "
-              << actual.states[i].parameters[p].name;
-        }
-      }
+      expect_like_cpu(config, precision, device_);
     }
   }
+}
+
+TEST_F(Gpu, LayersWithoutKernelsOfOurOwnGiveTheLossAndGradientsOfTheCpu) {
+  kernels::device::use_kernels(false);
+  for (const model::DecoderConfig& config : decoders()) {
+    expect_like_cpu(config, cost::Precision::kBf16, device_);
+  }
+  kernels::device::use_kernels(true);
 }
 
 TEST_F(Gpu, GivesTheSameBitsTwice) {

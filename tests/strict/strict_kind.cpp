@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adds the strict device to the kinds of a program before its main begins: `run.device = strict`.
+// Its kernels (kernels/device/kernels.cu) run on the CPU when their turn comes.
 #include <cstdlib>
+#include <string>
+#include <variant>
+#include <vector>
 
 #include "dynmo/c10d/device_kinds.h"
 #include "dynmo/cost/cluster.h"
+#include "dynmo/kernels/device/launcher.h"
+#include "tests/support/kernels_on_host.h"
 #include "tests/support/strict_device/strict_device.h"
 
 namespace dynmo::strict {
@@ -22,7 +28,25 @@ Bytes memory_of_this(at::Device) {
   return bytes == nullptr ? cost::kUnlimitedMemory : Bytes{std::atoll(bytes)};
 }
 
+void launch_this(const kernels::device::Call& call) {
+  std::vector<at::Tensor> read;
+  std::vector<at::Tensor> written;
+  for (const kernels::device::Argument& argument : call.arguments) {
+    const auto* const operand = std::get_if<kernels::device::Operand>(&argument);
+    if (operand == nullptr || !operand->tensor.defined()) continue;
+    (operand->written ? written : read).push_back(operand->tensor);
+  }
+  launch(call.device, call.kernel, read, written, [call] {
+    kernels::device::Packed arguments = kernels::device::packed(
+        call, [](const kernels::device::Operand& operand) { return address_of(operand.tensor); });
+    testing::run_kernel_on_host(call, arguments.pointers.data());
+  });
+}
+
 const bool kAdded = [] {
+  kernels::device::set_launcher(
+      at::kPrivateUse1,
+      {.why_not = [](at::Device) { return std::string(); }, .launch = &launch_this});
   c10d::add_device_kind({.name = "strict",
                          .type = at::kPrivateUse1,
                          .load = &load_this,

@@ -58,7 +58,10 @@ Json machine_json(const config::Config& config) {
   Json machine = {{"threads", at::get_num_threads()},
                   {"instruction_set", kernels::instruction_set_name()},
                   {"torch", TORCH_VERSION}};
-  if (on_device(config)) machine["device"] = config.run.device;
+  if (on_device(config)) {
+    machine["device"] = config.run.device;
+    machine["fused_kernels"] = config.run.fused_kernels;
+  }
   if (config.model.shape.head_slices > 1) machine["head_slices"] = config.model.shape.head_slices;
   return machine;
 }

@@ -69,7 +69,8 @@ struct TrainOptions {
     at::Device device = at::kCPU;
     Bytes memory = cost::kUnlimitedMemory;  // of the device, for all ranks that share it
     c10d::ChannelTransport* channels = nullptr;
-    std::string text;  // for the user
+    std::string text;        // for the user
+    std::string no_kernels;  // why it has none of our own (kernels/device), for the user
   };
   RankDevice rank_device = {};
   std::string program = {};  // this program with its version; empty: not recorded

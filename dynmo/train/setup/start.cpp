@@ -137,6 +137,10 @@ std::vector<std::string> start_lines(const ResolvedRun& run, const transport::Gr
   }
   if (on_device(config)) {
     lines.push_back(fmt::format("device   {}", run.options().rank_device.text));
+    const std::string& why = run.options().rank_device.no_kernels;
+    if (!why.empty()) {
+      lines.push_back(fmt::format("kernels  PyTorch's, none of our own: {}", why));
+    }
   }
   if (on_device(config) && config.sources.enabled<dynamism::PruningOptions>() &&
       config.sources.get<dynamism::PruningOptions>().form == dynamism::PruningForm::kWeights) {

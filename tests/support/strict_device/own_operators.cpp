@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "operators_impl.h"
 
@@ -24,14 +25,31 @@ Tensor opened(const Tensor& tensor) {
   if (tensor.storage().nbytes() == 0 || tensor.storage().data() == nullptr) {
     return at::empty_strided(tensor.sizes(), tensor.strides(), options);
   }
-  std::byte* const start = Machine::get().open(tensor.storage().data());
-  std::byte* const at =
-      start + tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
-  return at::from_blob(at, tensor.sizes(), tensor.strides(), options);
+  return at::from_blob(address_of(tensor), tensor.sizes(), tensor.strides(), options);
 }
 
 Block* block_of(const Tensor& tensor) {
   return static_cast<Block*>(tensor.storage().data_ptr().get_context());
+}
+
+void* address_of(const Tensor& tensor) {
+  return Machine::get().open(tensor.storage().data()) +
+         tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+void launch(at::Device device, const char* what, std::span<const Tensor> read,
+            std::span<const Tensor> written, std::function<void()> work) {
+  const auto blocks_of = [device](std::span<const Tensor> tensors) {
+    std::vector<Block*> blocks;
+    for (const Tensor& tensor : tensors) {
+      TORCH_CHECK(is_ours(tensor) && tensor.device() == device, "strict device: a kernel of ",
+                  device, " got a tensor of ", tensor.device());
+      if (tensor.numel() > 0) blocks.push_back(block_of(tensor));
+    }
+    return blocks;
+  };
+  last_operator() = what;
+  Machine::get().launch(device.index(), what, blocks_of(read), blocks_of(written), std::move(work));
 }
 
 namespace {

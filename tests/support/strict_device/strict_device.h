@@ -16,11 +16,14 @@
 // It cannot show rounding, limits, memory or speed of a GPU. All host threads have one clock: a
 // missing order between two threads is not found. A forked child shares the memory.
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 
 namespace dynmo::strict {
@@ -50,6 +53,12 @@ std::map<std::string, std::int64_t> take_waits();
 
 // Returns the operators that have run on the device in this process.
 [[nodiscard]] std::set<std::string> operators_used();
+
+// Queues `work` as an operator that reads some tensors and writes others. `what` lives as long as
+// the program. The work finds a tensor's elements at address_of().
+void launch(at::Device device, const char* what, std::span<const at::Tensor> read,
+            std::span<const at::Tensor> written, std::function<void()> work);
+[[nodiscard]] void* address_of(const at::Tensor& tensor);
 
 // Refuses waits of this thread while it lives: an operator or a wait throws.
 class NoWait {
