@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of ranks as processes, and what they are compared with."""
+import atexit
+import functools
+import gc
 import os
 import pathlib
+import runpy
 import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 import unittest
+import weakref
 
 import torch
 
@@ -24,14 +30,59 @@ def environment(**more):
     return {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "TRANSFORMERS_VERBOSITY": "error", **more}
 
 
+def become(script, words, variables):
+    """Runs a script in this process, a fork of the test, to the end of the process.
+
+    Imports take most of a rank's time, and a fork has them already. It has no thread, and nothing else of the test: descriptors are closed,
+    and what the test does at its end is forgotten.
+    """
+    os.closerange(3, 4096)
+    gc.enable()  # which subprocess disables for the time of a fork
+    atexit._clear()
+    weakref.finalize._registry.clear()
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv, sys.path[0] = [str(script), *words], str(HERE)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    code = 1
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+@functools.cache
+def import_for_ranks():
+    """Imports what ranks import, and what the first model and optimizer import; no thread is started."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import torch_cases
+
+    torch_cases.make({"family": "llama", "seed": 0})
+
+
+def start(script, *words, variables, **options):
+    """A process that runs a script with the words and environment variables."""
+    import_for_ranks()
+    variables = environment(**variables)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return subprocess.Popen([sys.executable, script], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            preexec_fn=functools.partial(become, HERE / script, list(map(str, words)), variables), **options)
+
+
 def start_ranks(ranks, script, *words, **options):
     """A process a rank, with the environment that launchers give."""
     port = str(free_port())
     return [
-        subprocess.Popen(
-            [sys.executable, str(HERE / script), *map(str, words)], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=environment(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_PORT=port), **options,
-        )
+        start(script, *words, variables={"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_PORT": port}, **options)
         for rank in range(ranks)
     ]
 
@@ -67,8 +118,9 @@ class RankCase(unittest.TestCase):
     def compare(self, cases, ranks, script="torch_rank.py", **options):
         """Trains cases on ranks and plainly; counts tensors that differ, in each replica."""
         torch.save(cases, self.folder / "cases.pt")
-        plain = subprocess.run([sys.executable, HERE / "torch_cases.py", self.folder], cwd=HERE, env=environment(), check=False)
-        self.assertEqual(plain.returncode, 0)
+        plain = start("torch_cases.py", self.folder, variables={})
+        said, _ = plain.communicate(timeout=400)
+        self.assertEqual(plain.returncode, 0, said[-3000:])
         self.run_ranks(ranks, script, self.folder, **options)
         for index, case in enumerate(cases):
             with self.subTest(**case):
