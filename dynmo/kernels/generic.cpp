@@ -15,8 +15,8 @@
 
 namespace dynmo::kernels {
 
-bool has_kernel(const char* name, const at::Tensor& x) {
-  const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
+bool has_kernel(const char* name, const at::Tensor& x, const char* overload) {
+  const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   return op && op->hasKernelForDispatchKey(c10::legacyExtractDispatchKey(x.key_set()));
 }
 
@@ -31,8 +31,47 @@ using at::Tensor;
 Tensor wide(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
 
 Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {
-  // Only CUDA has the operations for whole sequences.
-  return q_BHTK.is_cuda() ? fused_choice(q_BHTK, k_BHTK, v_BHTK) : Fused::kNone;
+  // A device with one of the operations for whole sequences has all of them.
+  constexpr const char* kOne = "aten::_scaled_dot_product_flash_attention";
+  return has_kernel(kOne, q_BHTK) ? fused_choice(q_BHTK, k_BHTK, v_BHTK) : Fused::kNone;
+}
+
+// CUDA's kernels read rows and weight by one type.
+bool has_fused_norm(const Tensor& x_ND, const Tensor& weight_D) {
+  return x_ND.scalar_type() == weight_D.scalar_type() && has_kernel("aten::_fused_rms_norm", x_ND);
+}
+bool has_fused_norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND,
+                             const Tensor& weight_D) {
+  return x_ND.scalar_type() == weight_D.scalar_type() &&
+         x_ND.scalar_type() == gradient_ND.scalar_type() &&
+         has_kernel("aten::_fused_rms_norm_backward", x_ND);
+}
+
+// dy * x * inverse, in the statistics type: its sum over the rows is the weight's gradient.
+Tensor norm_products(const Tensor& gradient_ND, const Tensor& x_ND, const Tensor& inverse_N1) {
+  return (x_ND * inverse_N1).mul_(gradient_ND);
+}
+
+// Returns the gradients by libtorch's kernel.
+//
+// The kernel rounds the weight's gradient to the weight's type. Its fp32 is as wanted. A bf16 one
+// would lose what the sum has in fp32, so this sum stays an operation of its own. Costs are reads
+// and writes of an element, in units of 2 bytes. The kernel takes 3, the residual 3 and the sum 10.
+// The formula takes 24. The kernel on fp32 copies gives both gradients, and takes 20.
+NormGradient fused_norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND,
+                                 const Tensor& inverse_N1, const Tensor& weight_D,
+                                 InputGradient wanted, const Tensor& residual_ND) {
+  const bool sums = accumulation_type(weight_D.scalar_type()) == weight_D.scalar_type();
+  const bool of_x = wanted == InputGradient::kWanted;
+  NormGradient gradient;
+  if (sums || of_x) {
+    std::tie(gradient.x_ND, gradient.weight_D) =
+        at::_fused_rms_norm_backward(gradient_ND, x_ND, {x_ND.size(1)}, inverse_N1, weight_D,
+                                     /*output_mask=*/{of_x, sums});
+  }
+  if (!sums) gradient.weight_D = norm_products(gradient_ND, x_ND, inverse_N1).sum(0);
+  if (of_x && residual_ND.defined()) gradient.x_ND.add_(residual_ND);
+  return gradient;
 }
 
 // Scores of each query with the keys it sees, in the statistics type, [B, H, T, T]; -inf for those
@@ -63,20 +102,29 @@ Fused fused_choice(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_B
   if (q_BHTK.size(3) % 8 != 0 || q_BHTK.size(3) > 128) return Fused::kNone;
   const auto chosen = static_cast<Fused>(at::_fused_sdp_choice(
       q_BHTK, k_BHTK, v_BHTK, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
-  return chosen == Fused::kFlash || chosen == Fused::kEfficient ? chosen : Fused::kNone;
+  const bool known =
+      chosen == Fused::kFlash || chosen == Fused::kEfficient || chosen == Fused::kCudnn;
+  return known ? chosen : Fused::kNone;
 }
 
-Tensor rstd(const Tensor& x_ND, double epsilon) {
+Normed rms_norm(const Tensor& x_ND, const Tensor& weight_D, double epsilon) {
+  if (has_fused_norm(x_ND, weight_D)) {
+    const auto [y_ND, inverse_N1] = at::_fused_rms_norm(x_ND, {x_ND.size(1)}, weight_D, epsilon);
+    return {.y_ND = y_ND, .inverse_N1 = inverse_N1};
+  }
   const auto size = static_cast<double>(x_ND.size(-1));
-  return at::linalg_vector_norm(x_ND, 2, {-1}, /*keepdim=*/true,
-                                accumulation_type(x_ND.scalar_type()))
-      .square_()
-      .div_(size)
-      .add_(epsilon)
-      .rsqrt_();
+  const Tensor inverse_N1 =
+      at::linalg_vector_norm(x_ND, 2, {-1}, /*keepdim=*/true, accumulation_type(x_ND.scalar_type()))
+          .square_()
+          .div_(size)
+          .add_(epsilon)
+          .rsqrt_();
+  return {.y_ND = normed_again(x_ND, inverse_N1, weight_D, epsilon), .inverse_N1 = inverse_N1};
 }
 
-Tensor rms_norm(const Tensor& x_ND, const Tensor& inverse_N1, const Tensor& weight_D) {
+Tensor normed_again(const Tensor& x_ND, const Tensor& inverse_N1, const Tensor& weight_D,
+                    double epsilon) {
+  if (has_fused_norm(x_ND, weight_D)) return rms_norm(x_ND, weight_D, epsilon).y_ND;
   Tensor normed_ND = at::empty_like(x_ND);
   at::mul_out(normed_ND, x_ND * inverse_N1, weight_D);
   return normed_ND;
@@ -88,7 +136,10 @@ Tensor rms_norm(const Tensor& x_ND, const Tensor& inverse_N1, const Tensor& weig
 NormGradient norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND, const Tensor& inverse_N1,
                            const Tensor& weight_D, InputGradient wanted,
                            const Tensor& residual_ND) {
-  const Tensor product_ND = gradient_ND * (x_ND * inverse_N1);
+  if (has_fused_norm_gradient(gradient_ND, x_ND, weight_D)) {
+    return fused_norm_gradient(gradient_ND, x_ND, inverse_N1, weight_D, wanted, residual_ND);
+  }
+  const Tensor product_ND = norm_products(gradient_ND, x_ND, inverse_N1);
   NormGradient gradient{.x_ND = {}, .weight_D = product_ND.sum(0)};
   if (wanted == InputGradient::kNotWanted) return gradient;
   const Tensor wide_D = wide(weight_D);
@@ -169,6 +220,14 @@ Attention causal_attention(const Tensor& q_BTHK, const Tensor& k_BTHK, const Ten
         /*is_causal=*/true);
     return {.out_BTHK = out.transpose(1, 2), .log_sum_exp = log_sum_exp, .draws = {seed, offset}};
   }
+  if (fused == Fused::kCudnn) {
+    const auto result = at::_scaled_dot_product_cudnn_attention(
+        q, k, v, /*attn_bias=*/{}, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
+        /*is_causal=*/true);
+    return {.out_BTHK = std::get<0>(result).transpose(1, 2),
+            .log_sum_exp = std::get<1>(result),
+            .draws = {std::get<6>(result), std::get<7>(result)}};
+  }
   const Tensor scores_BHTT = scores_of(q, k);
   const Tensor log_sum_exp = at::logsumexp(scores_BHTT, -1);
   const Tensor probabilities_BHTT = (scores_BHTT - log_sum_exp.unsqueeze(-1)).exp_();
@@ -201,6 +260,13 @@ AttentionGradient causal_attention_gradient(const Tensor& gradient_BTHK, const T
     return {as_given(std::get<0>(result)), as_given(std::get<1>(result)),
             as_given(std::get<2>(result))};
   }
+  if (fused == Fused::kCudnn) {
+    const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+        dy, q, k, v, out, attention.log_sum_exp, attention.draws[0], attention.draws[1],
+        /*attn_bias=*/{}, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, q.size(2), k.size(2),
+        /*dropout_p=*/0.0, /*is_causal=*/true);
+    return {as_given(dq), as_given(dk), as_given(dv)};
+  }
   // With p = softmax(s): dv = p^T dy, dp = dy v^T, ds = p (dp - sum_T(p dp)), and sum_T(p dp) is
   // that of dy out over the head (Dao et al., "FlashAttention", 2022, appendix B.2).
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
@@ -211,6 +277,14 @@ AttentionGradient causal_attention_gradient(const Tensor& gradient_BTHK, const T
   const auto rounded = [&](const Tensor& x) { return as_given(x.to(q.scalar_type())); };
   return {rounded(at::matmul(ds, wide(k))), rounded(at::matmul(ds.transpose(2, 3), wide(q))),
           rounded(at::matmul(p.transpose(2, 3), slope))};
+}
+
+void add_product(Tensor& sum_MN, const Tensor& a_KM, const Tensor& b_KN) {
+  if (has_kernel("aten::addmm", sum_MN, "dtype_out")) {
+    at::addmm_out(sum_MN, sum_MN, a_KM.t(), b_KN, sum_MN.scalar_type());
+  } else {
+    sum_MN.add_(at::mm(a_KM.t(), b_KN));
+  }
 }
 
 // An ascending order has NaN last, if its sign bit is 0.

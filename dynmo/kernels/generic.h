@@ -17,17 +17,20 @@
 
 namespace dynmo::kernels {
 
-// Returns whether the operator, such as "aten::mm", has a kernel of its own for x's device. Some
-// operators have one for CUDA, but none for the CPU. Others have one for some CUDA devices alone.
-[[nodiscard]] bool has_kernel(const char* name, const at::Tensor& x);
+// Returns whether the operator, such as "aten::mm", has a kernel of its own for x's device. An
+// overload, such as "dtype_out" of "aten::addmm", is an operator of its own. Some operators have a
+// kernel for CUDA, but none for the CPU. Others have one for some CUDA devices alone.
+[[nodiscard]] bool has_kernel(const char* name, const at::Tensor& x, const char* overload = "");
 
 }  // namespace dynmo::kernels
 
 namespace dynmo::kernels::generic {
 
-[[nodiscard]] at::Tensor rstd(const at::Tensor& x_ND, double epsilon);
-[[nodiscard]] at::Tensor rms_norm(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
-                                  const at::Tensor& weight_D);
+// Uses libtorch's fused kernels where the device has them. These want equal types of rows and
+// weight. Otherwise uses the formula.
+[[nodiscard]] Normed rms_norm(const at::Tensor& x_ND, const at::Tensor& weight_D, double epsilon);
+[[nodiscard]] at::Tensor normed_again(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
+                                      const at::Tensor& weight_D, double epsilon);
 [[nodiscard]] NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,
                                          const at::Tensor& inverse_N1, const at::Tensor& weight_D,
                                          InputGradient wanted, const at::Tensor& residual_ND);
@@ -52,15 +55,16 @@ void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& 
 
 // The fused operation that libtorch chooses for attention on a device: the answers of
 // at::_fused_sdp_choice (sdp::SDPBackend of the library).
-enum class Fused : std::int64_t { kNone = 0, kFlash = 1, kEfficient = 2 };
+enum class Fused : std::int64_t { kNone = 0, kFlash = 1, kEfficient = 2, kCudnn = 3 };
 
-// Returns the choice by type, shape and device. Requires a device that has such operations.
+// Returns the choice by type, shape and device. It is cuDNN's only if equal bits are not demanded
+// (c10d/determinism.h). Requires a device that has such operations.
 [[nodiscard]] Fused fused_choice(const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
                                  const at::Tensor& v_BHTK);
 
-// Requires the same number of heads in k, v and q. On CUDA, uses the fused operation that libtorch
-// chooses for type, shape and device, if one keeps no T x T probabilities. Otherwise uses the
-// formula.
+// Requires the same number of heads in k, v and q. Uses the fused operation that libtorch chooses
+// for type, shape and device, if the device has one that keeps no T x T probabilities. Otherwise
+// uses the formula.
 [[nodiscard]] Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                          const at::Tensor& v_BTHK);
 [[nodiscard]] AttentionGradient causal_attention_gradient(const at::Tensor& gradient_BTHK,
@@ -68,6 +72,10 @@ enum class Fused : std::int64_t { kNone = 0, kFlash = 1, kEfficient = 2 };
                                                           const at::Tensor& k_BTHK,
                                                           const at::Tensor& v_BTHK,
                                                           const Attention& attention);
+
+// Adds a_KM^T b_KN of bf16 matrices to an fp32 matrix. Where the device has a kernel for it, this
+// is one product, without a temporary. Otherwise the product is rounded to bf16 before it is added.
+void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b_KN);
 
 // Returns the places in each row that select_top() chooses, int64, [B, count].
 [[nodiscard]] at::Tensor select_top(const at::Tensor& scores_BT, std::int64_t count);

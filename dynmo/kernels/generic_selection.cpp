@@ -88,7 +88,9 @@ struct InSections {
 Fused fused_sections(const Tensor& q_BTHK) {
   if (!has_kernel("aten::_flash_attention_forward", q_BTHK)) return Fused::kNone;
   const Tensor q_BHTK = q_BTHK.transpose(1, 2);
-  return fused_choice(q_BHTK, q_BHTK, q_BHTK);
+  const Fused chosen = fused_choice(q_BHTK, q_BHTK, q_BHTK);
+  // cuDNN's is for whole sequences. Flash has its types.
+  return chosen == Fused::kCudnn ? Fused::kFlash : chosen;
 }
 
 // Offsets of the sections, and the most rows that one can have.

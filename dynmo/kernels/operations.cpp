@@ -118,9 +118,9 @@ at::ScalarType accumulation_type(at::ScalarType type) {
   return type == at::kBFloat16 ? at::kFloat : type;
 }
 
-at::Tensor rstd(const at::Tensor& x_ND, double epsilon) {
+Normed rms_norm(const at::Tensor& x_ND, const at::Tensor& weight_D, double epsilon) {
   DYNMO_CHECK(x_ND.dim() == 2, "rows to normalise, got {} dimensions", x_ND.dim());
-  if (!x_ND.is_cpu()) return generic::rstd(x_ND, epsilon);
+  if (!x_ND.is_cpu()) return generic::rms_norm(x_ND, weight_D, epsilon);
   at::Tensor inverse_N1 =
       at::empty({x_ND.size(0), 1}, x_ND.options().dtype(accumulation_type(x_ND.scalar_type())));
   for_element_of(x_ND, [&](auto element) {
@@ -128,12 +128,13 @@ at::Tensor rstd(const at::Tensor& x_ND, double epsilon) {
     loops::rstd(data<Element>(x_ND), x_ND.size(0), x_ND.size(1), epsilon,
                 data<loops::Wide<Element>>(inverse_N1));
   });
-  return inverse_N1;
+  at::Tensor y_ND = normed_again(x_ND, inverse_N1, weight_D, epsilon);
+  return {.y_ND = std::move(y_ND), .inverse_N1 = std::move(inverse_N1)};
 }
 
-at::Tensor rms_norm(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
-                    const at::Tensor& weight_D) {
-  if (!x_ND.is_cpu()) return generic::rms_norm(x_ND, inverse_N1, weight_D);
+at::Tensor normed_again(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
+                        const at::Tensor& weight_D, double epsilon) {
+  if (!x_ND.is_cpu()) return generic::normed_again(x_ND, inverse_N1, weight_D, epsilon);
   at::Tensor y_ND = at::empty_like(x_ND);
   for_element_of(x_ND, [&](auto element) {
     using Element = decltype(element);

@@ -30,11 +30,18 @@ namespace dynmo::kernels {
 
 // Computes root mean square layer normalization (Zhang and Sennrich, 2019). rms_norm(x) = x *
 // inverse * weight with inverse = 1 / sqrt(mean_D(x^2) + epsilon).
-[[nodiscard]] at::Tensor rstd(const at::Tensor& x_ND, double epsilon);  // [N, 1]
-[[nodiscard]] at::Tensor rms_norm(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
-                                  const at::Tensor& weight_D);
+struct Normed {
+  at::Tensor y_ND;
+  at::Tensor inverse_N1;  // in accumulation_type
+};
+[[nodiscard]] Normed rms_norm(const at::Tensor& x_ND, const at::Tensor& weight_D, double epsilon);
+// Returns y_ND of rms_norm() once more, with its bits. `inverse_N1` is that of rms_norm(). It saves
+// the CPU a pass. A device's fused kernel computes it again, and needs `epsilon`.
+[[nodiscard]] at::Tensor normed_again(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
+                                      const at::Tensor& weight_D, double epsilon);
 struct NormGradient {
-  // In x's type, rounded once. Undefined if it is not wanted.
+  // In x's type. Undefined if it is not wanted. The CPU rounds it once. A device may round it
+  // before it adds the residual, too.
   at::Tensor x_ND;
   at::Tensor weight_D;  // in accumulation_type
 };

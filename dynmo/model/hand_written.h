@@ -156,7 +156,7 @@ inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at:
   } else if (dy_NO.is_cpu() && kernels::has_products<c10::BFloat16>()) {
     kernels::add_product(parameter.gradient, dy_NO, x_NI);
   } else {
-    parameter.gradient.add_(at::mm(dy_NO.t(), x_NI));
+    kernels::generic::add_product(parameter.gradient, dy_NO, x_NI);
   }
 }
 

@@ -100,7 +100,7 @@ at::Tensor llama_logits(const LlamaConfig& config, const LayerState& head,
   const at::NoGradGuard no_graph;
   const at::Tensor x_ND = hidden_BTD.reshape({-1, config.shape.hidden});
   const at::Tensor n_ND =
-      kernels::rms_norm(x_ND, kernels::rstd(x_ND, config.rms_epsilon), head.parameters[0].value);
+      kernels::rms_norm(x_ND, head.parameters[0].value, config.rms_epsilon).y_ND;
   return at::linear(n_ND, head.parameters[1].value)
       .view({hidden_BTD.size(0), hidden_BTD.size(1), config.shape.vocabulary});
 }

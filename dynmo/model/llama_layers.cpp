@@ -133,8 +133,9 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
           {B, n_ND.size(0) / B, product_NO.size(1) / config_.head_size(), config_.head_size()});
     };
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const auto [n_ND, inverse_N1] =
+        kernels::rms_norm(saved.x_ND, value(state, kNorm), config_.rms_epsilon);
+    saved.inverse_N1 = inverse_N1;
     saved.q_BTHK = heads(n_ND, kQ);
     if (!shares_keys()) saved.k_BTHK = heads(n_ND, kK);
     saved.v_BTHK = heads(n_ND, v());
@@ -188,7 +189,8 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
   }
 
   void weight_gradient(LayerState& state, SavedAttention& saved) const override {
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::normed_again(saved.x_ND, saved.inverse_N1, value(state, kNorm),
+                                              config_.rms_epsilon);
     std::vector<Parameter>& p = state.parameters;
     p[kNorm].gradient.add_(saved.norm_gradient_D);
     add_product(p[kQ], flat(saved.q_BTHK), n_ND);
@@ -251,8 +253,9 @@ class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedMlp& saved) const override {
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const auto [n_ND, inverse_N1] =
+        kernels::rms_norm(saved.x_ND, value(state, kNorm), config_.rms_epsilon);
+    saved.inverse_N1 = inverse_N1;
     saved.gate_NF = times(state.parameters[kGate], n_ND);
     saved.up_NF = times(state.parameters[kUp], n_ND);
     const Tensor update_ND =
@@ -278,7 +281,8 @@ class MlpLayer final : public HandWritten<SavedMlp>, public TakesExperts {
   }
 
   void weight_gradient(LayerState& state, SavedMlp& saved) const override {
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::normed_again(saved.x_ND, saved.inverse_N1, value(state, kNorm),
+                                              config_.rms_epsilon);
     std::vector<Parameter>& p = state.parameters;
     p[kNorm].gradient.add_(saved.norm_gradient_D);
     add_product(p[kGate], saved.gate_NF, n_ND);
@@ -314,8 +318,9 @@ class HeadLayer final : public HandWritten<SavedHead> {
                  SavedHead& saved) const override {
     saved.shape = input.x.sizes().vec();
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const auto [n_ND, inverse_N1] =
+        kernels::rms_norm(saved.x_ND, value(state, kNorm), config_.rms_epsilon);
+    saved.inverse_N1 = inverse_N1;
     return {.loss = saved.loss.forward(state.parameters[kHead], n_ND, input, context)};
   }
 
@@ -330,7 +335,8 @@ class HeadLayer final : public HandWritten<SavedHead> {
   }
 
   void weight_gradient(LayerState& state, SavedHead& saved) const override {
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::normed_again(saved.x_ND, saved.inverse_N1, value(state, kNorm),
+                                              config_.rms_epsilon);
     state.parameters[kNorm].gradient.add_(saved.norm_gradient_D);
     add_product(state.parameters[kHead], saved.loss.scores_NV, n_ND);
   }
@@ -353,11 +359,12 @@ class RmsNormOfHead {
 
   Tensor start(const LayerState& state, const Tensor& x_ND, Kept& kept) const {
     kept.x_ND = x_ND;
-    kept.inverse_N1 = kernels::rstd(x_ND, epsilon_);
-    return again(state, kept);
+    auto [n_ND, inverse_N1] = kernels::rms_norm(x_ND, value(state, 0), epsilon_);
+    kept.inverse_N1 = std::move(inverse_N1);
+    return n_ND;
   }
   Tensor again(const LayerState& state, const Kept& kept) const {
-    return kernels::rms_norm(kept.x_ND, kept.inverse_N1, value(state, 0));
+    return kernels::normed_again(kept.x_ND, kept.inverse_N1, value(state, 0), epsilon_);
   }
   Tensor gradient(const LayerState& state, const Tensor& n_gradient_ND, Kept& kept,
                   Layer::InputGradient wanted) const {

@@ -121,9 +121,10 @@ class MoeLayer final : public HandWritten<SavedMoe> {
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,
                  SavedMoe& saved) const override {
     saved.x_ND = rows(input.x);
-    saved.inverse_N1 = kernels::rstd(saved.x_ND, config_.rms_epsilon);
+    const auto [n_ND, inverse_N1] =
+        kernels::rms_norm(saved.x_ND, value(state, kNorm), config_.rms_epsilon);
+    saved.inverse_N1 = inverse_N1;
     saved.loss_weight = context.loss_weight;
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
     saved.routing =
         route(moe_.router, router_product(n_ND, state.parameters[kRouter].value),
               state.buffers.empty() ? Tensor() : state.buffers.front().value, context.pass);
@@ -163,7 +164,8 @@ class MoeLayer final : public HandWritten<SavedMoe> {
   }
 
   void weight_gradient(LayerState& state, SavedMoe& saved) const override {
-    const Tensor n_ND = kernels::rms_norm(saved.x_ND, saved.inverse_N1, value(state, kNorm));
+    const Tensor n_ND = kernels::normed_again(saved.x_ND, saved.inverse_N1, value(state, kNorm),
+                                              config_.rms_epsilon);
     const Tensor n_AD = expert_rows(n_ND, saved.routing);
     std::vector<Parameter>& p = state.parameters;
     p[kNorm].gradient.add_(saved.norm_gradient_D);

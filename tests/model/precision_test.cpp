@@ -128,10 +128,12 @@ INSTANTIATE_TEST_SUITE_P(Families, Bf16Layers,
 
 TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
   const at::Tensor x = random_tensor({5, 4096}, 3, at::kBFloat16);
-  const at::Tensor inverse = kernels::rstd(x, 1e-5);
+  const auto inverse_of = [](const at::Tensor& rows) {
+    return kernels::rms_norm(rows, at::ones({4096}, rows.options()), 1e-5).inverse_N1;
+  };
+  const at::Tensor inverse = inverse_of(x);
   EXPECT_EQ(inverse.scalar_type(), at::kFloat);
-  EXPECT_TRUE(
-      at::allclose(inverse.to(at::kDouble), kernels::rstd(x.to(at::kDouble), 1e-5), 1e-5, 0));
+  EXPECT_TRUE(at::allclose(inverse.to(at::kDouble), inverse_of(x.to(at::kDouble)), 1e-5, 0));
 
   // The loss has no other rounding than that of the scores.
   const LlamaConfig config = small_config();
@@ -141,10 +143,9 @@ TEST(Bf16, StatisticsLossAndGradientSumsAreFp32) {
   const at::Tensor hidden =
       random_tensor({2, config.shape.sequence, config.shape.hidden}, 8, at::kBFloat16).mul(20);
   const at::Tensor x_ND = hidden.view({-1, config.shape.hidden});
-  const at::Tensor scores =
-      at::linear(kernels::rms_norm(x_ND, kernels::rstd(x_ND, config.rms_epsilon),
-                                   compute_value(head.parameters[0])),
-                 compute_value(head.parameters[1]));
+  const at::Tensor scores = at::linear(
+      kernels::rms_norm(x_ND, compute_value(head.parameters[0]), config.rms_epsilon).y_ND,
+      compute_value(head.parameters[1]));
   const at::Tensor expected =
       at::cross_entropy_loss(scores.to(at::kDouble), context.targets_BT.view(-1));
   const at::Tensor loss = model[5]->forward(head, hidden, context, nullptr).loss;

@@ -12,6 +12,7 @@
 #include <limits>
 #include <string_view>
 
+#include "call_impl.h"
 #include "operators_impl.h"
 
 namespace dynmo::strict {
@@ -19,52 +20,6 @@ namespace {
 
 using at::Tensor;
 using c10::IValue;
-
-// The arguments of a call by their names. The series of libtorch have them in other places.
-class Arguments {
- public:
-  Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-      : schema_(op.schema()),
-        given_(stack.end() - static_cast<std::ptrdiff_t>(schema_.arguments().size()), stack.end()) {
-    stack.erase(stack.end() - static_cast<std::ptrdiff_t>(given_.size()), stack.end());
-  }
-
-  [[nodiscard]] const IValue& operator[](std::string_view name) const {
-    for (std::size_t a = 0; a < given_.size(); ++a) {
-      if (schema_.arguments()[a].name() == name) return given_[a];
-    }
-    TORCH_CHECK(false, "strict device: ", schema_.name(), " has no argument ", std::string(name));
-  }
-  [[nodiscard]] Tensor tensor(std::string_view name) const {
-    const IValue& value = (*this)[name];
-    return value.isTensor() ? value.toTensor() : Tensor();
-  }
-  [[nodiscard]] const char* name() const { return schema_.name().c_str(); }
-
- private:
-  const c10::FunctionSchema& schema_;
-  std::vector<IValue> given_;
-};
-
-// Queues work on the bytes of the tensors.
-void launch(const char* name, const std::vector<Tensor>& read, const std::vector<Tensor>& written,
-            std::function<void()> work) {
-  last_operator() = name;
-  const auto blocks = [](const std::vector<Tensor>& tensors) {
-    std::vector<Block*> all;
-    for (const Tensor& tensor : tensors) {
-      if (Block* const block = block_of(tensor)) all.push_back(block);
-    }
-    return all;
-  };
-  for (const auto* tensors : {&read, &written}) {
-    for (const Tensor& tensor : *tensors) {
-      TORCH_CHECK(is_ours(tensor), "strict device: ", name, " of a tensor that is not on it");
-    }
-  }
-  Machine::get().launch(read.front().device().index(), name, blocks(read), blocks(written),
-                        std::move(work));
-}
 
 // Rows of sections, [rows, heads, size], by the offsets at which sections begin.
 struct Section {
@@ -234,20 +189,6 @@ void efficient_backward(const c10::OperatorHandle& op, c10::DispatchKeySet /*key
   torch::jit::push(*stack, made.q.unsqueeze(0), made.k.unsqueeze(0), made.v.unsqueeze(0), Tensor());
 }
 
-// Chooses by type, as a device of capability 9 does for heads that the library asks about.
-void sdp_choice(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
-                torch::jit::Stack* stack) {
-  constexpr std::int64_t kFormula = 0;
-  constexpr std::int64_t kFlash = 1;
-  constexpr std::int64_t kEfficient = 2;
-  const Arguments call(op, *stack);
-  const at::ScalarType type = call.tensor("query").scalar_type();
-  const bool half = type == at::kBFloat16 || type == at::kHalf;
-  std::int64_t choice = half ? kFlash : kFormula;
-  if (type == at::kFloat) choice = kEfficient;
-  torch::jit::push(*stack, choice);
-}
-
 // One kernel for bf16. The rest reads the offsets on the host, which is a wait.
 void grouped_mm(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
                 torch::jit::Stack* stack) {
@@ -314,9 +255,10 @@ void register_fused(torch::Library& library) {
                CppFunction::makeFromBoxedFunction<&efficient_forward>());
   library.impl("_efficient_attention_backward",
                CppFunction::makeFromBoxedFunction<&efficient_backward>());
-  library.impl("_fused_sdp_choice", CppFunction::makeFromBoxedFunction<&sdp_choice>());
   library.impl("_grouped_mm", CppFunction::makeFromBoxedFunction<&grouped_mm>());
   library.impl("histc", CppFunction::makeFromBoxedFunction<&histc>());
+  register_attention(library);
+  register_norms_and_products(library);
 }
 
 }  // namespace dynmo::strict

@@ -393,9 +393,23 @@ void register_operators() {
                               "aten::_local_scalar_dense", "aten::copy_"});
 }
 
+namespace {
+
+std::set<std::string>& own_operators_used() {
+  static std::set<std::string> names;
+  return names;
+}
+
+}  // namespace
+
+void note_own_use(const char* name) {
+  const std::lock_guard lock(known_mutex);
+  own_operators_used().insert(name);
+}
+
 std::set<std::string> operators_used() {
   const std::lock_guard lock(known_mutex);
-  std::set<std::string> names;
+  std::set<std::string> names = own_operators_used();
   for (const auto& [schema, k] : all_known()) {
     if (k.used) names.insert(k.name);
   }
@@ -408,6 +422,7 @@ at::Device open(int local_rank) {
     catch_faults();
     register_guard();
     register_operators();
+    at::globalContext().setSDPUseCuDNN(false);  // equal bits, as a run's default
     return true;
   }();
   static_cast<void>(kRegistered);

@@ -137,8 +137,8 @@ class ExitLayer final : public HalfBlockWithExit {
     inner().weight_gradient(of_inner, *saved.inner);
     if (state.frozen || !saved.y_MD.defined()) return;
     std::vector<model::Parameter>& p = state.parameters;
-    const Tensor n_MD =
-        kernels::rms_norm(saved.y_MD, saved.inverse_M1, model::value(state, norm()));
+    const Tensor n_MD = kernels::normed_again(saved.y_MD, saved.inverse_M1,
+                                              model::value(state, norm()), kExitEpsilon);
     p[norm()].gradient.add_(saved.norm_gradient_D);
     model::add_product(p[head()], saved.scores_MV, n_MD);
     if (!saved.odds_M1.defined()) return;
@@ -173,8 +173,8 @@ class ExitLayer final : public HalfBlockWithExit {
     double loss = 0;
     if (asks || teaches) {
       Scored scored;
-      const Tensor inverse_N1 = kernels::rstd(y_ND, kExitEpsilon);
-      const Tensor n_ND = kernels::rms_norm(y_ND, inverse_N1, model::value(state, norm()));
+      const auto [n_ND, inverse_N1] =
+          kernels::rms_norm(y_ND, model::value(state, norm()), kExitEpsilon);
       Tensor targets_N;
       if (context.targets_BT.defined()) targets_N = model::targets_of(output.hidden, context);
       // Where the head's say is asked of all, else of those that leave alone.
@@ -251,8 +251,8 @@ class ExitLayer final : public HalfBlockWithExit {
     Tensor confidence_N;
     std::int64_t left = 0;
     if ((question.asks || question.teaches) && N > 0) {
-      const Tensor inverse_N1 = kernels::rstd(y_ND, kExitEpsilon);
-      const Tensor n_ND = kernels::rms_norm(y_ND, inverse_N1, model::value(state, norm()));
+      const auto [n_ND, inverse_N1] =
+          kernels::rms_norm(y_ND, model::value(state, norm()), kExitEpsilon);
       const Tensor targets_N = model::targets_of(output.hidden, context);
       const auto score = [&](const Tensor& n_MD, const Tensor& targets_M) {
         return scores_on_device(model::times(state.parameters[head()], n_MD), targets_M);

@@ -109,9 +109,9 @@ class FirstExitSlice final : public HalfBlockWithExit {
       slice.scored = rows_to_score(question, options(), numbers.similarity_N);
       if (slice.scores_some()) {
         saved->y_ND = some_of(y_ND, slice.scored);
-        saved->inverse_N1 = kernels::rstd(saved->y_ND, kExitEpsilon);
-        const Tensor n_ND =
-            kernels::rms_norm(saved->y_ND, saved->inverse_N1, model::value(state, norm()));
+        const auto [n_ND, inverse_N1] =
+            kernels::rms_norm(saved->y_ND, model::value(state, norm()), kExitEpsilon);
+        saved->inverse_N1 = inverse_N1;
         slice.score(state.parameters[head()], rows(), n_ND,
                     model::targets_of(output.hidden, context), numbers);
       }
@@ -148,8 +148,8 @@ class FirstExitSlice final : public HalfBlockWithExit {
     model::LayerState of_inner = half_block(state);
     inner().weight_gradient(of_inner, *saved.inner);
     if (state.frozen || !saved.y_ND.defined()) return;
-    const Tensor n_ND =
-        kernels::rms_norm(saved.y_ND, saved.inverse_N1, model::value(state, norm()));
+    const Tensor n_ND = kernels::normed_again(saved.y_ND, saved.inverse_N1,
+                                              model::value(state, norm()), kExitEpsilon);
     state.parameters[norm()].gradient.add_(saved.norm_gradient_D);
     saved.slice.add_weight_gradient(state.parameters[head()], n_ND);
   }
