@@ -3,9 +3,11 @@
 // the update. Prints one JSON line: seconds of the step without the profiler, and calls and
 // milliseconds of each kernel of the device, or of each operator where no kernel is reported.
 //
-//     step_profile [HIDDEN BLOCKS HEADS INTERMEDIATE SEQUENCE VOCABULARY MICRO_BATCHES SEQUENCES]
+//     step_profile [HIDDEN BLOCKS HEADS INTERMEDIATE SEQUENCE VOCABULARY MICRO_BATCHES SEQUENCES
+//                   DETERMINISTIC]
+//
+// DETERMINISTIC is 1, or 0 for run.deterministic = false.
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
@@ -125,17 +127,19 @@ std::map<std::string, KernelTime> profiled_step(OneRank& rank, at::Device device
   return kernels;
 }
 
-int print_profile(const std::array<std::int64_t, 8>& sizes) {
+int print_profile(const std::array<std::int64_t, 9>& sizes) {
+  const auto determinism =
+      sizes[8] != 0 ? c10d::Determinism::kDemanded : c10d::Determinism::kNotDemanded;
   at::Device device = dynmo::testing::tested_device();
   if (device.is_cpu()) {
-    const auto opened = c10d::open_cuda(0);
+    const auto opened = c10d::open_cuda(0, determinism);
     if (!opened) {
       fmt::print(stderr, "step_profile: {}\n", opened.error().message);
       return 2;
     }
     device = *opened;
   }
-  at::globalContext().setDeterministicAlgorithms(true, false);
+  c10d::set_determinism(determinism);
   LlamaConfig config;
   config.shape.hidden = sizes[0];
   config.shape.blocks = static_cast<int>(sizes[1]);
@@ -158,7 +162,7 @@ int print_profile(const std::array<std::int64_t, 8>& sizes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::array<std::int64_t, 8> sizes{2048, 8, 16, 5504, 2048, 32000, 4, 4};
+  std::array<std::int64_t, 9> sizes{2048, 8, 16, 5504, 2048, 32000, 4, 4, 1};
   for (std::size_t i = 0; i < sizes.size() && static_cast<int>(i) + 1 < argc; ++i) {
     sizes[i] = std::atoll(argv[i + 1]);
   }

@@ -63,13 +63,10 @@ Expected<int> load_cuda(const std::filesystem::path& folder) {
                     "run.device = cpu");
 }
 
-Expected<at::Device> open_cuda(int local_rank) {
+Expected<at::Device> open_cuda(int local_rank, Determinism determinism) {
   DYNMO_ASSIGN(const int devices, load_cuda());
-  at::Context& context = at::globalContext();
   DYNMO_CHECK(at::hasCUDA(), "CUDA loaded before libtorch looked for it");
-  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
-  context.setDeterministicFillUninitializedMemory(false);  // ours is written before it is read
-  context.setSDPUseCuDNN(false);  // attention: of the fused operations those that model/generic has
+  set_determinism(determinism);
   const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank % devices));
   c10::impl::getDeviceGuardImpl(at::kCUDA)->setDevice(device);
   return device;

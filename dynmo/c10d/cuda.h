@@ -9,6 +9,7 @@
 
 #include <filesystem>
 
+#include "dynmo/c10d/determinism.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
 
@@ -24,11 +25,9 @@ namespace dynmo::c10d {
 [[nodiscard]] Expected<int> load_cuda(const std::filesystem::path& folder);
 
 // Like load_cuda(), and makes a device the calling thread's. Its number is `local_rank` modulo the
-// number of devices. So ranks of one host share devices if they outnumber them.
-//
-// From then on libtorch chooses operations that give the same bits each time, where it has a
-// choice. It refuses operations that never do.
-[[nodiscard]] Expected<at::Device> open_cuda(int local_rank);
+// number of devices. So ranks of one host share devices if they outnumber them. Calls
+// set_determinism().
+[[nodiscard]] Expected<at::Device> open_cuda(int local_rank, Determinism determinism);
 
 // Returns the memory of an open device, in all.
 [[nodiscard]] Bytes cuda_memory(at::Device device);

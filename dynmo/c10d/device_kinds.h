@@ -9,6 +9,7 @@
 
 #include <string_view>
 
+#include "dynmo/c10d/determinism.h"
 #include "dynmo/c10d/nccl_transport.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/core/units.h"
@@ -22,8 +23,8 @@ struct DeviceKind {
   // least 1, or kBadInput with what to do. Any thread may call it, any number of times.
   Expected<int> (*load)() = nullptr;
   // Like load(), and makes the device of a rank the calling thread's. `local_rank` is its number on
-  // this host.
-  Expected<at::Device> (*open)(int local_rank) = nullptr;
+  // this host. Calls set_determinism().
+  Expected<at::Device> (*open)(int local_rank, Determinism determinism) = nullptr;
   // Returns the memory of an open device, in all. Null: not known.
   Bytes (*memory)(at::Device device) = nullptr;
   // Connects channels for bytes in the memory of devices. Null: all bytes pass through host memory.

@@ -238,6 +238,7 @@ std::vector<TomlKey> run_keys(Config& c) {
       {"emulated.slow_until", &c.emulated.slow_until, steps_or_0("none"), {sleeps, slow}},
       {"run.directory", &c.run.directory},
       {"run.device", &c.run.device, devices()},
+      {"run.deterministic", &c.run.deterministic, {}, {on_devices}},
       {"run.fused_kernels", &c.run.fused_kernels, {}, {on_devices}},
       {"run.trace_steps", &c.run.trace_steps, between(0, kLarge)},
       {"run.load_trace", &c.run.load_trace, steps_or_0("none")},

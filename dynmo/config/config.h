@@ -147,6 +147,7 @@ struct Config {
   struct Run {
     std::string directory = "runs/default";
     std::string device = "cpu";     // or "emulated", or of device_names()
+    bool deterministic = true;      // equal bits on a device; false: the fastest operations
     bool fused_kernels = true;      // of our own, on a device (kernels/device)
     std::int64_t trace_steps = 4;   // last steps in the trace
     std::int64_t load_trace = 10;   // steps between two lines of the load trace; 0: none
@@ -205,8 +206,8 @@ struct Config {
 // size, optimizer, train.seed/steps, and tables of the enabled sources.
 //
 // The number of ranks, cuts and balancing are not included. Settings that change only the last bits
-// are not, either. These are the CPU or a device, and the grouping of a step's micro-batches in
-// replicas.
+// are not, either. These are the CPU or a device, run.deterministic, and the grouping of a step's
+// micro-batches in replicas.
 [[nodiscard]] std::string identity(const Config& config);
 // Returns the first difference between the identities of a run's config and its checkpoint, or "".
 // An example is "train.seed is 4, the run's is 3".

@@ -82,7 +82,9 @@ Expected<void> open_rank_device(ValidOptions& options, int local_rank) {
   if (!on_device(options.config())) return {};
   const c10d::DeviceKind kind = c10d::device_kind(options.config().run.device);
   TrainOptions::RankDevice opened;
-  DYNMO_ASSIGN(opened.device, kind.open(local_rank));
+  const auto determinism = options.config().run.deterministic ? c10d::Determinism::kDemanded
+                                                              : c10d::Determinism::kNotDemanded;
+  DYNMO_ASSIGN(opened.device, kind.open(local_rank, determinism));
   DYNMO_CHECK(opened.device.type() == kind.type, "a device of '{}', got {}", kind.name,
               opened.device.str());
   if (kind.memory != nullptr) opened.memory = kind.memory(opened.device);

@@ -43,7 +43,7 @@ TEST_F(Folder, WithALibraryThatCannotBeLoadedSaysWhyAndWhatToDo) {
 }
 
 TEST(Cuda, OfThisMachineIsThereOrItsAbsenceIsExplained) {
-  const auto device = open_cuda(3);
+  const auto device = open_cuda(3, Determinism::kDemanded);
   if (device) {
     EXPECT_TRUE(device->is_cuda());
     return;

@@ -28,7 +28,7 @@ using testing::RunResult;
 // Opens the device of the calling thread: a CUDA device, or the one that the environment names.
 Expected<at::Device> open_device() {
   const at::Device device = dynmo::testing::tested_device();
-  return device.is_cpu() ? c10d::open_cuda(0) : device;
+  return device.is_cpu() ? c10d::open_cuda(0, c10d::Determinism::kDemanded) : device;
 }
 
 class Gpu : public ::testing::Test {

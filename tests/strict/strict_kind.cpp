@@ -20,7 +20,11 @@ Expected<int> load_this() {
   return kDevices;
 }
 
-Expected<at::Device> open_this(int local_rank) { return open(local_rank); }
+Expected<at::Device> open_this(int local_rank, c10d::Determinism determinism) {
+  const at::Device device = open(local_rank);
+  c10d::set_determinism(determinism);
+  return device;
+}
 
 // DYNMO_STRICT_MEMORY: that of each device, in bytes.
 Bytes memory_of_this(at::Device) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -34,6 +35,7 @@ constexpr int kTokens = 61;  // of the vocabulary
 struct SavedCell {
   const char* precision;
   bool prunes;
+  bool deterministic = true;
 };
 
 class StrictKind : public ::testing::TestWithParam<SavedCell> {};  // strict_kind.cpp adds it
@@ -47,7 +49,7 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   }
   const c10d::DeviceKind kind = c10d::device_kind("strict");
   EXPECT_EQ(kind.load().value(), strict::kDevices);
-  EXPECT_EQ(kind.open(3).value(), at::Device(kind.type, 1));
+  EXPECT_EQ(kind.open(3, c10d::Determinism::kDemanded).value(), at::Device(kind.type, 1));
   config::Config config;
   config::Config cpu = config;
   config.run.device = "strict";
@@ -75,6 +77,14 @@ TEST_F(StrictKindInput, IsADeviceLikeEachOfTheTable) {
   EXPECT_EQ(validate(dropped).error().message,
             "sparse_attention.rule is drop with run.device = strict: dropped rows are left out on "
             "CPUs only; wanted sparse_attention.rule = hash or run.device = cpu");
+  config::Config fastest = config;
+  fastest.run.deterministic = false;
+  EXPECT_TRUE(validate(fastest));
+  EXPECT_EQ(identity(fastest), identity(cpu)) << "only its last bits are others";
+  fastest.run.device = "cpu";
+  EXPECT_EQ(validate(fastest).error().message,
+            "run.deterministic is false with run.device = cpu, which does not use it: wanted "
+            "run.device = cuda or strict, or no run.deterministic");
   config.run.device = "gpu";
   EXPECT_EQ(validate(config).error().message,
             "run.device is 'gpu', wanted cpu, cuda, strict or emulated");
@@ -111,14 +121,19 @@ class SavedTraining {
             (cell.prunes ? kPruning : ""),
         "the test");
     EXPECT_TRUE(applied) << applied.error().message;
+    options_.config.run.deterministic = cell.deterministic;
     options_.config.data.validation_path = tokens.string();
     options_.config.run.directory = run.string();
   }
 
   void run(const std::string& device, int ranks) {
     options_.config.run.device = device;
+    config::Config& config = options_.config;
+    if (device == "cpu") config.run.deterministic = true;  // as a flag for the device does
     if (device == "strict") {
-      options_.rank_device.device = c10d::device_kind(device).open(0).value();
+      const auto determinism =
+          config.run.deterministic ? c10d::Determinism::kDemanded : c10d::Determinism::kNotDemanded;
+      options_.rank_device.device = c10d::device_kind(device).open(0, determinism).value();
     }
     const Reporter reporter = {.line = [this](std::string_view line) { lines_.emplace(line); }};
     const auto done = transport::run_ranks(ranks, [&](transport::Transport& group) {
@@ -151,6 +166,11 @@ class SavedTraining {
     return all;
   }
   [[nodiscard]] bool has_said(const std::string& line) const { return lines_.contains(line); }
+  [[nodiscard]] std::string line_with(std::string_view part) const {
+    const auto found = std::ranges::find_if(
+        lines_, [&](const std::string& line) { return line.find(part) != std::string::npos; });
+    return found == lines_.end() ? "" : *found;
+  }
   // Returns the digests of the files of the last checkpoint.
   [[nodiscard]] std::vector<std::string> saved() const {
     std::vector<std::string> digests;
@@ -185,11 +205,18 @@ TEST_P(StrictKind, ACheckpointContinuesWithItsBitsThereAndItsLossesOnTheCpu) {
   EXPECT_EQ(device.has_said("pruning  masks with dense products: on a device it saves neither time "
                             "nor memory, and pruning.form = units saves both"),
             GetParam().prunes);
+  EXPECT_EQ(device.has_said("device   the fastest operations, whose last bits differ from run to "
+                            "run (run.deterministic = false)"),
+            !GetParam().deterministic);
+  EXPECT_EQ(device.has_said("device   equal bits each time; run.deterministic = false allows "
+                            "faster operations"),
+            GetParam().deterministic);
 
   SavedTraining again = in("again");
   again.resume(device, "strict", 3);
   EXPECT_EQ(again.losses(), device.losses());
   EXPECT_EQ(again.saved(), device.saved());
+  EXPECT_EQ(again.line_with("in their last bits"), "");
 
   SavedTraining back = in("back");
   back.resume(device, "cpu", 2);
@@ -199,12 +226,28 @@ TEST_P(StrictKind, ACheckpointContinuesWithItsBitsThereAndItsLossesOnTheCpu) {
   dynmo::testing::expect_like_cpu(forth.losses(), cpu.losses(), kind);
 }
 
+TEST_F(StrictKindInput, ARunThatGoesOnWithOtherOperationsSaysSo) {
+  const TempFolder folder;
+  const std::filesystem::path tokens = folder.path() / "tokens";
+  write_drawn_tokens(tokens);
+  SavedTraining fastest(folder.path() / "fastest", tokens, {"bf16", false, false});
+  fastest.run("strict", 1);
+  SavedTraining equal(folder.path() / "equal", tokens, {"bf16", false, true});
+  equal.resume(fastest, "strict", 1);
+  const std::string said = equal.line_with("in their last bits");
+  EXPECT_NE(said.find("\"device\":\"strict\",\"deterministic\":false}, this is"), std::string::npos)
+      << said;
+  EXPECT_TRUE(said.ends_with("\"device\":\"strict\"}")) << said;
+}
+
 INSTANTIATE_TEST_SUITE_P(In, StrictKind,
                          ::testing::Values(SavedCell{"fp32", false}, SavedCell{"bf16", false},
-                                           SavedCell{"fp32", true}),
+                                           SavedCell{"fp32", true},
+                                           SavedCell{"bf16", false, false}),
                          [](const auto& test) {
                            return std::string(test.param.precision) +
-                                  (test.param.prunes ? "_pruning" : "");
+                                  (test.param.prunes ? "_pruning" : "") +
+                                  (test.param.deterministic ? "" : "_fastest");
                          });
 
 }  // namespace

@@ -60,6 +60,7 @@ Json machine_json(const config::Config& config) {
                   {"torch", TORCH_VERSION}};
   if (on_device(config)) {
     machine["device"] = config.run.device;
+    if (!config.run.deterministic) machine["deterministic"] = false;
     machine["fused_kernels"] = config.run.fused_kernels;
   }
   if (config.model.shape.head_slices > 1) machine["head_slices"] = config.model.shape.head_slices;

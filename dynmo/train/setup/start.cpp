@@ -137,6 +137,11 @@ std::vector<std::string> start_lines(const ResolvedRun& run, const transport::Gr
   }
   if (on_device(config)) {
     lines.push_back(fmt::format("device   {}", run.options().rank_device.text));
+    lines.emplace_back(
+        config.run.deterministic
+            ? "device   equal bits each time; run.deterministic = false allows faster operations"
+            : "device   the fastest operations, whose last bits differ from run to run "
+              "(run.deterministic = false)");
     const std::string& why = run.options().rank_device.no_kernels;
     if (!why.empty()) {
       lines.push_back(fmt::format("kernels  PyTorch's, none of our own: {}", why));
