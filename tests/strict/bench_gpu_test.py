@@ -41,8 +41,8 @@ class BenchGpu(unittest.TestCase):
         self.assertEqual({row["technique"] for row in rows["table"] if row["status"] == "runs"},
                          {row["technique"] for row in rows["gains"] if row["status"] == "runs"})
         self.assertEqual({row.get("run") for row in rows["speed"]} - {None},
-                         {"dynmo 1f1b", "peer eager", "peer compile", "peer eager-deterministic", "products"})
-        for side in ("dynmo", "eager"):
+                         {"dynmo 1f1b", "dynmo 1f1b-fastest", "peer eager", "peer compile", "peer eager-deterministic", "products"})
+        for side in ("dynmo", "dynmo-fastest", "eager"):
             self.assertGreater(sum(row["ms"] for row in rows["profile"] if row["side"] == side and "name" in row), 0)
         self.assertTrue(next(row for row in rows["moves"] if row["what"] == "moves")["losses_equal"])
         self.assertTrue(rows["commands"][-1]["ok"])
