@@ -4,9 +4,9 @@
 // milliseconds of each kernel of the device, or of each operator where no kernel is reported.
 //
 //     step_profile [HIDDEN BLOCKS HEADS INTERMEDIATE SEQUENCE VOCABULARY MICRO_BATCHES SEQUENCES
-//                   DETERMINISTIC]
+//                   DETERMINISTIC FUSED]
 //
-// DETERMINISTIC is 1, or 0 for run.deterministic = false.
+// DETERMINISTIC is 1, or 0 for run.deterministic = false; so is FUSED for run.fused_kernels.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "dynmo/c10d/cuda.h"
+#include "dynmo/kernels/device/launcher.h"
 #include "dynmo/model/adamw.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/llama.h"
@@ -127,7 +128,7 @@ std::map<std::string, KernelTime> profiled_step(OneRank& rank, at::Device device
   return kernels;
 }
 
-int print_profile(const std::array<std::int64_t, 9>& sizes) {
+int print_profile(const std::array<std::int64_t, 10>& sizes) {
   const auto determinism =
       sizes[8] != 0 ? c10d::Determinism::kDemanded : c10d::Determinism::kNotDemanded;
   at::Device device = dynmo::testing::tested_device();
@@ -140,6 +141,7 @@ int print_profile(const std::array<std::int64_t, 9>& sizes) {
     device = *opened;
   }
   c10d::set_determinism(determinism);
+  kernels::device::use_kernels(sizes[9] != 0);
   LlamaConfig config;
   config.shape.hidden = sizes[0];
   config.shape.blocks = static_cast<int>(sizes[1]);
@@ -162,7 +164,7 @@ int print_profile(const std::array<std::int64_t, 9>& sizes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::array<std::int64_t, 9> sizes{2048, 8, 16, 5504, 2048, 32000, 4, 4, 1};
+  std::array<std::int64_t, 10> sizes{2048, 8, 16, 5504, 2048, 32000, 4, 4, 1, 1};
   for (std::size_t i = 0; i < sizes.size() && static_cast<int>(i) + 1 < argc; ++i) {
     sizes[i] = std::atoll(argv[i + 1]);
   }

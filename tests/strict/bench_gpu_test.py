@@ -42,7 +42,7 @@ class BenchGpu(unittest.TestCase):
                          {row["technique"] for row in rows["gains"] if row["status"] == "runs"})
         self.assertEqual({row.get("run") for row in rows["speed"]} - {None},
                          {"dynmo 1f1b", "dynmo 1f1b-fastest", "peer eager", "peer compile", "peer eager-deterministic", "products"})
-        for side in ("dynmo", "dynmo-fastest", "eager"):
+        for side in ("dynmo", "dynmo-composed", "dynmo-fastest", "eager"):
             self.assertGreater(sum(row["ms"] for row in rows["profile"] if row["side"] == side and "name" in row), 0)
         self.assertTrue(next(row for row in rows["moves"] if row["what"] == "moves")["losses_equal"])
         self.assertTrue(rows["commands"][-1]["ok"])
