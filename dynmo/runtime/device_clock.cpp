@@ -20,7 +20,8 @@ DeviceClock::Mark DeviceClock::mark() {
 
 void DeviceClock::finish() {
   if (device_.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  guard.synchronizeStream(guard.getStream(device_));
 }
 
 double DeviceClock::seconds(Mark from, Mark to) const {

@@ -33,7 +33,8 @@ class DeviceClock {
   [[nodiscard]] Mark mark();
   [[nodiscard]] Mark start() const { return start_; }
 
-  // Waits until the device has done all its work.
+  // Waits until the device has done all work of this thread's stream. Copies in other streams
+  // (side_copies.h) may go on.
   void finish();
 
   // Returns the seconds between two marks. On a device the marks must have been made before

@@ -21,6 +21,7 @@
 #include "dynmo/runtime/queued_norms.h"
 #include "dynmo/runtime/reduction.h"
 #include "dynmo/runtime/row_messages.h"
+#include "dynmo/runtime/side_copies.h"
 #include "dynmo/runtime/snapshot.h"
 #include "dynmo/runtime/ties.h"
 #include "dynmo/runtime/update.h"
@@ -122,8 +123,12 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
   DYNMO_CHECK(fit.has_value(), "sources for this model: {}", fit.error().message);
   const auto tied = check_ties(options_.ties, model_);
   DYNMO_CHECK(tied.has_value(), "ties of this model: {}", tied.error().message);
+  Staging& staging = options_.staging;
   for (auto& [id, layer] : state_.layers) {
-    layer = model::on_device(std::move(layer), options_.staging.device);
+    layer = model::on_device(std::move(layer), staging.device);
+  }
+  if (!staging.device.is_cpu() && !staging.beside) {
+    staging.beside = std::make_shared<SideCopies>(staging.device);
   }
   const bool whole = options_.recompute == plan::Recompute::kWhole;
   remake_program(whole ? decisions_.recomputed_under(plan, state_.frozen_layers).value()
@@ -187,6 +192,10 @@ Expected<Exchange> Pipeline::exchange_figures() {
     exchanged.layers[i].boundary_bytes = bytes_of_shape(shapes[i], options_.boundary_type);
   }
   return exchanged;
+}
+
+void Pipeline::order_changes() const {
+  if (options_.staging.beside) options_.staging.beside->order_changes();
 }
 
 Expected<MigrationReport> Pipeline::take_snapshot(std::span<const WorldRank> keepers) {
@@ -368,6 +377,7 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
                       state_.step);
   }
   const auto met = Clock::now();
+  order_changes();
   BegunStep begun = *std::exchange(begun_, std::nullopt);
   StepReport& report = begun.report;
   // All ranks have met, as in apply().

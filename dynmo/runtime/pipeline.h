@@ -218,6 +218,8 @@ class Pipeline {
   void give_up_move(LayerId refused);
   void count_work(const dynamism::Outcome& outcome, std::vector<cost::LayerSample>& layers);
   [[nodiscard]] Expected<void> measure_links();
+  // Called before layers change: copies of them may be in progress.
+  void order_changes() const;
   void check_numbers(StepReport& report, const std::vector<double>& squared_norms) const;
   void update(const StepReport& report);
   [[nodiscard]] Expected<void> update_all(const StepReport& report,

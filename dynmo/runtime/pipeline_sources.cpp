@@ -127,6 +127,7 @@ void Pipeline::count_work(const dynamism::Outcome& outcome,
 Expected<void> Pipeline::ask_sources() {
   if (asked_.step == state_.step) return {};
   state_.asked = true;
+  if (!state_.sources.empty()) order_changes();
   DYNMO_ASSIGN(const dynamism::Change change, dynamism::before_step(state_.sources, boundary()));
   const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
   // A run's first plan was made for what had changed before.

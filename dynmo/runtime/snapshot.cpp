@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/state_bytes.h"
+#include "dynmo/runtime/side_copies.h"
 
 namespace dynmo::runtime {
 namespace {
@@ -54,6 +56,14 @@ model::LayerState copy_of(const model::Layer& layer, const model::LayerState& li
   return before;
 }
 
+// Copies the layers of a device, which are then in host memory for the transport, too.
+LayerStates copies_beside(const LayerStates& layers, SideCopies& beside) {
+  CopiedLayers copies = beside.copy(layers);
+  copies.end.wait();
+  for (auto& [id, layer] : copies.layers) strip(layer);
+  return std::move(copies.layers);
+}
+
 }  // namespace
 
 std::vector<WorldRank> keepers(std::span<const int> hosts) {
@@ -83,9 +93,12 @@ Expected<MigrationReport> take_snapshot(const transport::Grid& grid, transport::
               "who keeps the layers of {} ranks, got {}", grid.axes().ranks(), keepers.size());
   const auto start = std::chrono::steady_clock::now();
   state.arriving.clear();
+  std::optional<LayerStates> own;
+  if (staging.beside) own = copies_beside(state.layers, *staging.beside);
   DYNMO_ASSIGN(MigrationReport report,
                copy_layers(grid.world(), vote_tag, model, copies(grid.axes(), keepers, state),
-                           state.layers, state.arriving, Arrival::kStays, staging));
+                           own ? *own : state.layers, state.arriving, Arrival::kStays,
+                           own ? Staging{} : staging));
   if (!report.committed) {
     state.arriving.clear();
     return report;
@@ -94,7 +107,9 @@ Expected<MigrationReport> take_snapshot(const transport::Grid& grid, transport::
   Snapshot snapshot = state.snapshot ? *std::exchange(state.snapshot, std::nullopt) : Snapshot();
   snapshot.neighbours = std::exchange(state.arriving, {});
   LayerStates before = std::exchange(snapshot.own, {});
+  if (own) snapshot.own = *std::move(own);
   for (const auto& [id, layer] : state.layers) {
+    if (snapshot.own.contains(id)) continue;
     auto old = before.extract(id);
     snapshot.own.emplace(id, copy_of(*model[id.index()], layer,
                                      old ? std::move(old.mapped()) : model::LayerState(), staging));

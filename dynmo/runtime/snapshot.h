@@ -34,6 +34,10 @@ namespace dynmo::runtime {
 //
 // Returns kPeerLost if a rank is lost, which ends the group. Values and moments take twice their
 // memory in addition afterwards, and three times while they are copied.
+//
+// On a device with Staging::beside the layers are copied once, with one wait of the host. The
+// pinned copies are the snapshot. They take the memory of the layers once more, which stays for the
+// next snapshot.
 [[nodiscard]] Expected<MigrationReport> take_snapshot(
     const transport::Grid& grid, transport::Tag vote_tag, const model::Model& model,
     std::span<const WorldRank> keepers, const control::Controller& controller, RankState& state,

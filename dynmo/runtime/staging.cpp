@@ -2,6 +2,7 @@
 #include "dynmo/runtime/staging.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace dynmo::runtime {
 namespace {
@@ -38,6 +39,12 @@ at::Tensor Staging::to_host_later(const at::Tensor& tensor) const {
   return host_buffer(tensor.sizes(), tensor.scalar_type()).copy_(tensor, /*non_blocking=*/true);
 }
 
+void Staging::wait() const {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
 at::Tensor Staging::to_device(const at::Tensor& host) const {
   if (!needed() || !host.defined()) return host;
   return host.to(device, /*non_blocking=*/true, /*copy=*/true);
@@ -49,7 +56,10 @@ void Staging::put(const at::Tensor& host, const at::Tensor& tensor) const {
 
 model::LayerState Staging::to_host(const model::LayerState& state) const {
   if (!needed()) return state;
-  return changed(state, [this](const at::Tensor& tensor) { return to_host(tensor); });
+  model::LayerState host =
+      changed(state, [this](const at::Tensor& tensor) { return to_host_later(tensor); });
+  wait();
+  return host;
 }
 
 model::LayerState Staging::to_device(const model::LayerState& state) const {

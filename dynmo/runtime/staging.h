@@ -12,9 +12,13 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <memory>
+
 #include "dynmo/model/layer.h"
 
 namespace dynmo::runtime {
+
+class SideCopies;
 
 // The places of a rank's tensors, as the transports of host memory see them.
 struct Staging {
@@ -25,6 +29,9 @@ struct Staging {
   };
   at::Device device = at::kCPU;
   Copies copies = Copies::kWhereNeeded;
+  // The rank's copies beside its computation (side_copies.h). Null without a device. A pipeline on
+  // a device makes it if it is null.
+  std::shared_ptr<SideCopies> beside = {};
 
   [[nodiscard]] bool needed() const { return !device.is_cpu() || copies == Copies::kAlways; }
 
@@ -35,6 +42,8 @@ struct Staging {
   // Like to_host(), but does not wait: the copy is complete when the host has waited for the
   // device.
   [[nodiscard]] at::Tensor to_host_later(const at::Tensor& tensor) const;
+  // Waits for all copies of to_host_later() by this thread.
+  void wait() const;
   // Returns host memory that a transport fills for to_device().
   [[nodiscard]] at::Tensor host_buffer(at::IntArrayRef shape, at::ScalarType type) const;
   // Returns the data that arrived in `host` for the device: the same tensor, or a copy on the
@@ -44,7 +53,7 @@ struct Staging {
   // copy.
   void put(const at::Tensor& host, const at::Tensor& tensor) const;
 
-  // Copies all tensors of a layer.
+  // Copies all tensors of a layer, with one wait.
   [[nodiscard]] model::LayerState to_host(const model::LayerState& state) const;
   [[nodiscard]] model::LayerState to_device(const model::LayerState& state) const;
 };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/c10d/device_kinds.h"
@@ -19,6 +20,7 @@
 #include "dynmo/process/processors.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
+#include "dynmo/runtime/side_copies.h"
 #include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/losses.h"
 #include "dynmo/train/run.h"
@@ -87,6 +89,7 @@ Expected<void> open_rank_device(ValidOptions& options, int local_rank) {
   DYNMO_ASSIGN(opened.device, kind.open(local_rank, determinism));
   DYNMO_CHECK(opened.device.type() == kind.type, "a device of '{}', got {}", kind.name,
               opened.device.str());
+  opened.copies = std::make_shared<runtime::SideCopies>(opened.device);
   if (kind.memory != nullptr) opened.memory = kind.memory(opened.device);
   kernels::device::use_kernels(options.config().run.fused_kernels);
   opened.no_kernels = kernels::device::why_no_kernels(opened.device);

@@ -51,10 +51,12 @@ Expected<std::string> Snapshots::missing_memory(const GroupRun& group, const ela
   DYNMO_ASSIGN(const auto all, transport::gather_numbers(transport, snapshot_tag(), mine));
   double largest = 0;
   for (const auto& rank : all) largest = std::max(largest, rank[0]);
+  // A device has a second copy of its own layers, for the next snapshot.
+  const double own = group.pipeline().staging().device.is_cpu() ? 1 : 2;
   const std::vector<int> hosts = hosts_of(members);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const auto on_host = static_cast<double>(std::ranges::count(hosts, hosts[rank]));
-    const double wanted = on_host * (all[rank][0] + 2 * largest);
+    const double wanted = on_host * (own * all[rank][0] + 2 * largest);
     if (all[rank][1] == 0 || all[rank][2] > 0 || wanted <= all[rank][1]) continue;
     return fmt::format(
         "snapshots  none: the ranks on {} would take {} more, and {} are free there; a lost rank "

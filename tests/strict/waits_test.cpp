@@ -100,7 +100,7 @@ TEST(WaitsOfAStep, AreOneOnOneRank) {
       if (technique == "capacity") give_experts(run, /*capacity_factor=*/0.9);
       if (technique == "hash") hash_run(run);
       for (const Waits& waits : waits_by_step(run)) {
-        EXPECT_EQ(waits, (Waits{{"synchronize device", 1}})) << technique;
+        EXPECT_EQ(waits, (Waits{{"synchronize stream", 1}})) << technique;
       }
     }
   }
@@ -118,7 +118,7 @@ TEST(WaitsOfAStep, AreOneMoreAnExitAndMicroBatch) {
   run.layers = shaped(model::make_llama(small_model()), run.make_sources);
   std::size_t step = 0;
   for (const Waits& waits : waits_by_step(run)) {
-    Waits expected = {{"synchronize device", 1}};
+    Waits expected = {{"synchronize stream", 1}};
     if (++step > 4) expected["aten::_local_scalar_dense"] = 2 * run.micro_batches;
     EXPECT_EQ(waits, expected) << "step " << step;
   }
@@ -136,7 +136,7 @@ TEST(WaitsOfAStep, AreOneWithExpertsInRoutedBlocks) {
   run.layers = shaped(model::make_llama(small_model()), run.make_sources);
   run.cut = {static_cast<int>(run.layers.size())};
   for (const Waits& waits : waits_by_step(run)) {
-    EXPECT_EQ(waits, (Waits{{"synchronize device", 1}}));
+    EXPECT_EQ(waits, (Waits{{"synchronize stream", 1}}));
   }
 }
 
@@ -153,7 +153,7 @@ TEST(WaitsOfAStep, AreOneMoreALayerOfAssignedExpertsAndMicroBatch) {
   const std::int64_t layers = small_model().shape.blocks;
   for (const Waits& waits : waits_by_step(run)) {
     EXPECT_EQ(waits,
-              (Waits{{"aten::copy_", layers * run.micro_batches}, {"synchronize device", 1}}));
+              (Waits{{"aten::copy_", layers * run.micro_batches}, {"synchronize stream", 1}}));
   }
 }
 
@@ -164,7 +164,7 @@ TEST(WaitsOfAStep, AreOneMoreALayerOfHashesWithOddHeadsAndMicroBatch) {
   const std::int64_t layers = small_model().shape.blocks;
   for (const Waits& waits : waits_by_step(run)) {
     EXPECT_EQ(waits, (Waits{{"aten::_local_scalar_dense", layers * run.micro_batches},
-                            {"synchronize device", 1}}));
+                            {"synchronize stream", 1}}));
   }
 }
 
@@ -173,7 +173,7 @@ TEST(WaitsOfAStep, AreOneARankAndOneAMessageThroughHostMemory) {
   const RunOptions run{.steps = 6, .cut = {3, 2, 3}};
   const std::int64_t messages = 2 * 2 * run.micro_batches;
   for (const Waits& waits : waits_by_step(run)) {
-    EXPECT_EQ(waits, (Waits{{"aten::copy_", messages}, {"synchronize device", 3}}));
+    EXPECT_EQ(waits, (Waits{{"aten::copy_", messages}, {"synchronize stream", 3}}));
   }
 }
 
@@ -182,7 +182,7 @@ TEST(WaitsOfAStep, AreOneARoundOfAccumulation) {
   RunOptions run{.steps = 6, .cut = {kLayers}};
   run.accumulation = 2;
   for (const Waits& waits : waits_by_step(run)) {
-    EXPECT_EQ(waits, (Waits{{"synchronize device", 2}}));
+    EXPECT_EQ(waits, (Waits{{"synchronize stream", 2}}));
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,10 @@
 #include "dynmo/dynamism/training/source.h"
 #include "dynmo/model/layer.h"
 #include "dynmo/model/recipe.h"
+
+namespace dynmo::runtime {
+class SideCopies;
+}
 
 namespace dynmo::train {
 
@@ -69,6 +74,7 @@ struct TrainOptions {
     at::Device device = at::kCPU;
     Bytes memory = cost::kUnlimitedMemory;  // of the device, for all ranks that share it
     c10d::ChannelTransport* channels = nullptr;
+    std::shared_ptr<runtime::SideCopies> copies;  // of this rank, in all its groups
     std::string text;        // for the user
     std::string no_kernels;  // why it has none of our own (kernels/device), for the user
   };

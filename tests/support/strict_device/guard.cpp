@@ -43,7 +43,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return stream_of(static_cast<std::size_t>(index_of(device)), index_of(device));
   }
   [[nodiscard]] Stream getStreamFromGlobalPool(at::Device device, bool /*high*/) const override {
-    return Machine::get().new_stream({at::kPrivateUse1, index_of(device)});
+    return Machine::get().pooled_stream({at::kPrivateUse1, index_of(device)});
   }
   [[nodiscard]] Stream getNewStream(at::Device device, int /*priority*/) const override {
     return Machine::get().new_stream({at::kPrivateUse1, index_of(device)});

@@ -309,6 +309,21 @@ c10::Stream Machine::new_stream(at::Device device) {
   return stream_of(stream_count_++, device.index());
 }
 
+c10::Stream Machine::pooled_stream(at::Device device) {
+  const auto index = static_cast<std::size_t>(device.index());
+  std::vector<c10::Stream>& pool = pools_.at(index);
+  std::size_t next = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    next = next_pooled_.at(index)++ % kPooled;
+    if (next < pool.size()) return pool[next];
+  }
+  const c10::Stream made = new_stream(device);
+  const std::lock_guard lock(mutex_);
+  pool.push_back(made);
+  return made;
+}
+
 void Machine::name_as_user(void* block, std::size_t stream) {
   const std::lock_guard lock(mutex_);
   static_cast<Block*>(block)->others.push_back(stream);

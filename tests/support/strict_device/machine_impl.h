@@ -26,6 +26,7 @@
 namespace dynmo::strict {
 
 constexpr std::size_t kStreams = 64;  // of all devices; the first kDevices are their default ones
+constexpr std::size_t kPooled = 16;   // of each device, which its pool gives in turn
 
 // Holds how far each stream has come, as one stream or the host knows it.
 struct Clock {
@@ -94,6 +95,7 @@ class Machine {
   // Returns whether the host has waited for it.
   [[nodiscard]] bool is_past(const Event& event);
   [[nodiscard]] c10::Stream new_stream(at::Device device);
+  [[nodiscard]] c10::Stream pooled_stream(at::Device device);
   void name_as_user(void* block, std::size_t stream);
 
   void free(Block* block);
@@ -130,6 +132,8 @@ class Machine {
   std::array<Clock, kStreams> streams_;
   std::array<at::DeviceIndex, kStreams> device_of_{};
   std::size_t stream_count_ = kDevices;
+  std::array<std::vector<c10::Stream>, kDevices> pools_;
+  std::array<std::size_t, kDevices> next_pooled_{};
   std::list<Queued> queue_;
   std::map<std::tuple<bool, std::size_t, std::size_t>, std::vector<Block*>> free_;
   std::map<const std::byte*, Block*> pinned_blocks_;
