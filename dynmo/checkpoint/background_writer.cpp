@@ -47,20 +47,26 @@ BackgroundWriter::~BackgroundWriter() {
   thread_.join();
 }
 
+std::optional<bool> BackgroundWriter::reserve(Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  if (error_ || fault_) return std::nullopt;
+  if (held_ + bytes > memory_) return false;
+  held_ += bytes;
+  peak_ = std::max(peak_, held_);
+  return true;
+}
+
+Bytes BackgroundWriter::room() const {
+  const std::lock_guard lock(mutex_);
+  return memory_ - held_;
+}
+
 void BackgroundWriter::add_layer(const std::filesystem::path& pending, const LayerFile& layer) {
   const Bytes bytes = size_of(layer);
-  bool fits = false;
-  {
-    const std::lock_guard lock(mutex_);
-    if (error_ || fault_) return;
-    fits = held_ + bytes <= memory_;
-    if (fits) {
-      held_ += bytes;
-      peak_ = std::max(peak_, held_);
-    }
-  }
+  const std::optional<bool> fits = reserve(bytes);
+  if (!fits) return;
   Buffer buffer;
-  if (fits) {
+  if (*fits) {
     // One byte at least, so that null means that there is no memory.
     const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes.value, 1));
     buffer = Buffer(new (std::nothrow) std::byte[size]);
@@ -68,12 +74,30 @@ void BackgroundWriter::add_layer(const std::filesystem::path& pending, const Lay
   if (buffer == nullptr) {
     auto result = entry_of(pending, layer);
     const std::lock_guard lock(mutex_);
-    if (fits) held_ -= bytes;
+    if (*fits) held_ -= bytes;
     keep(std::move(result), nullptr);
     return;
   }
   Job job{.work = [pending, buffer,
                    copy = copy_into(buffer, layer)] { return entry_of(pending, copy); },
+          .is_layer = true,
+          .held = bytes};
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(job));
+  changed_.notify_all();
+}
+
+void BackgroundWriter::add_arriving(const std::filesystem::path& pending, Bytes bytes,
+                                    std::function<LayerFile()> arrived) {
+  const std::optional<bool> fits = reserve(bytes);
+  if (!fits) return;
+  if (!*fits) {
+    auto result = entry_of(pending, arrived());
+    const std::lock_guard lock(mutex_);
+    keep(std::move(result), nullptr);
+    return;
+  }
+  Job job{.work = [pending, arrived = std::move(arrived)] { return entry_of(pending, arrived()); },
           .is_layer = true,
           .held = bytes};
   const std::lock_guard lock(mutex_);

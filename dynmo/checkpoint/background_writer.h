@@ -38,6 +38,13 @@ class BackgroundWriter {
   // Writes the layer's file into `pending`, now or later. The tensors may change once this has
   // returned. After an error later layers are skipped, until finish().
   void add_layer(const std::filesystem::path& pending, const LayerFile& layer);
+  // Like add_layer(), for a layer whose bytes are on their way to memory that the caller gives up.
+  // `arrived` waits for them and returns the layer. It keeps the memory alive, and runs once, on
+  // the writer's thread if `bytes` fit into the limit. Nothing is copied.
+  void add_arriving(const std::filesystem::path& pending, Bytes bytes,
+                    std::function<LayerFile()> arrived);
+  // Returns the free part of the limit.
+  [[nodiscard]] Bytes room() const;
   // Runs `task` on the writer's thread, after all that was added before. It runs also if an earlier
   // job failed.
   void add_task(std::function<Expected<void>()> task);
@@ -68,6 +75,8 @@ class BackgroundWriter {
     Bytes held;
   };
 
+  // Takes `bytes` of the limit. Returns false if they do not fit. Returns nullopt after an error.
+  [[nodiscard]] std::optional<bool> reserve(Bytes bytes);
   void run(const std::stop_token& stop);
   void keep(Expected<std::optional<FileEntry>> result, std::exception_ptr fault);  // under mutex_
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dynmo/core/seconds_since.h"
+#include "dynmo/model/state_bytes.h"
 #include "dynmo/observe/run_folder.h"
 #include "dynmo/transport/gather.h"
 
@@ -71,18 +72,50 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
     give_up();
   } else {
     // The other replicas have the same bits.
-    const bool writes = pipeline.grid().replica() == 0;
-    for (const auto& [id, state] : pipeline.states()) {
-      if (!writes) continue;
-      const model::LayerState host = pipeline.staging().to_host(state);
-      writer_->add_layer(now_.pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
-    }
+    if (pipeline.grid().replica() == 0) add_layers(pipeline);
     now_.phase = Phase::kWriting;
   }
   const bool waits = waiting_ == Waiting::kAlways || !config_.checkpoint.asynchronous;
   if (waits) DYNMO_TRY(advance(Waiting::kAlways));
   outcome_.totals.pause_s += seconds_since(begin);
   return {};
+}
+
+// On a device the layers for whose copies there is room travel while training goes on, and the
+// writer's thread waits for them.
+void Checkpointer::add_layers(const runtime::Pipeline& pipeline) {
+  runtime::LayerStates beside;
+  if (pipeline.staging().beside) {
+    Bytes room = writer_->room();
+    for (const auto& [id, state] : pipeline.states()) {
+      const Bytes bytes = model::tensor_bytes(state);
+      if (bytes > room) continue;
+      room -= bytes;
+      beside.emplace(id, state);
+    }
+  }
+  if (!beside.empty()) add_copies(pipeline.staging().beside->copy(beside), pipeline.model());
+  for (const auto& [id, state] : pipeline.states()) {
+    if (beside.contains(id)) continue;
+    const model::LayerState host = pipeline.staging().to_host(state);
+    writer_->add_layer(now_.pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
+  }
+}
+
+void Checkpointer::add_copies(runtime::CopiedLayers copies, const model::Model& model) {
+  for (auto& [id, copy] : copies.layers) {
+    const Bytes bytes = model::tensor_bytes(copy);
+    // The thread makes the file, because sizes of pruned matrices are in the bytes. The values of
+    // layer_file() live as long as the file.
+    auto arrived = [end = copies.end, layer = model[id.index()], state = std::move(copy),
+                    name = name_, values = std::vector<at::Tensor>()]() mutable {
+      end.wait();
+      FileOfLayer made = layer_file(*layer, state, name);
+      values = std::move(made.values);
+      return std::move(made.file);
+    };
+    writer_->add_arriving(now_.pending, bytes, std::move(arrived));
+  }
 }
 
 Expected<void> Checkpointer::timed_advance(Waiting waiting) {

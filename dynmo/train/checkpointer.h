@@ -25,6 +25,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/runtime/side_copies.h"
 #include "dynmo/train/setup/checkpoints.h"
 #include "dynmo/transport/transport.h"
 
@@ -94,6 +95,8 @@ class Checkpointer {
     std::string not_removed = {};
   };
 
+  void add_layers(const runtime::Pipeline& pipeline);
+  void add_copies(runtime::CopiedLayers copies, const model::Model& model);
   [[nodiscard]] Expected<void> timed_advance(Waiting waiting);
   [[nodiscard]] Expected<void> advance(Waiting waiting);
   [[nodiscard]] Expected<bool> all_ready();

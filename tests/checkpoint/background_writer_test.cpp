@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <future>
+#include <map>
 #include <stdexcept>
+#include <thread>
 
 #include "dynmo/core/files.h"
 #include "dynmo/core/rng.h"
@@ -116,6 +118,44 @@ TEST(BackgroundWriter, ASlowDiskHoldsUpNobodyWithinTheLimit) {
   held.release();
   EXPECT_EQ(writer.finish()->size(), 6U);
   EXPECT_FALSE(writer.busy());
+}
+
+TEST(BackgroundWriter, WaitsForBytesThatArriveOnItsThread) {
+  const TempFolder folder;
+  const fs::path now = *begin_checkpoint(folder.path() / "now", 1);
+  const fs::path later = *begin_checkpoint(folder.path() / "later", 1);
+  Rng rng(9);
+  const Layer fits = make_layer(0, rng);
+  const Layer too_large = make_layer(1, rng);
+  BackgroundWriter writer{Bytes{fits.bytes}};
+  EXPECT_EQ(writer.room(), Bytes{fits.bytes});
+  Held held(writer);
+  std::map<int, std::thread::id> threads;
+  for (const Layer* layer : {&fits, &too_large}) {
+    const auto arrived = [layer, &threads] {
+      threads[layer->file.layer.value] = std::this_thread::get_id();
+      return layer->file;
+    };
+    ASSERT_TRUE(write_layer(now, layer->file));
+    writer.add_arriving(later, Bytes{layer->bytes}, arrived);
+  }
+  EXPECT_EQ(writer.room(), Bytes{0});
+  EXPECT_FALSE(threads.contains(0)) << "it waits for its turn";
+  EXPECT_EQ(threads.at(1), std::this_thread::get_id()) << "there is no room";
+  held.release();
+  const auto written = writer.finish();
+  ASSERT_TRUE(written);
+  EXPECT_NE(threads.at(0), std::this_thread::get_id());
+  for (const FileEntry& entry : *written) {
+    EXPECT_EQ(*read_file(now / entry.file), *read_file(later / entry.file));
+  }
+  EXPECT_EQ(written->size(), 2U);
+  EXPECT_EQ(writer.room(), Bytes{fits.bytes});
+  // A layer that never arrives is not waited for after an error.
+  writer.add_task([]() -> Expected<void> { return make_error(ErrorCode::kBadInput, "full"); });
+  writer.wait();
+  writer.add_arriving(later, Bytes{1}, []() -> LayerFile { throw std::runtime_error("asked"); });
+  EXPECT_EQ(writer.finish().error().message, "full");
 }
 
 TEST(BackgroundWriter, WhatIsDroppedIsNotWrittenAndNobodyWaitsForAFileThatHangs) {
