@@ -174,8 +174,9 @@ void BackgroundMove::send_gradients(Outgoing& layer, const model::LayerState& st
   const Tag tag = transport::migration_tag(layer.layer);
   if (layer.pieces.empty()) send_header(layer);
   for (const model::Parameter& parameter : state.parameters) {
-    layer.gradients.parameters.emplace_back().gradient = staging_.to_host(parameter.gradient);
+    layer.gradients.parameters.emplace_back().gradient = staging_.to_host_later(parameter.gradient);
   }
+  staging_.wait();
   layer.gradient_pieces = layer_gradient_pieces(layer.gradients);
   for (LayerPiece& piece : layer.gradient_pieces) {
     piece.take_from_state();

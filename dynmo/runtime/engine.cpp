@@ -186,7 +186,9 @@ class Interpreter {
 
   // Weight gradients are in micro-batch order in every schedule.
   void weight_gradient_done(LayerId layer, MicroBatchId id) {
-    if (input_.gradient_ready && id.value + 1 == micro_batches()) input_.gradient_ready(layer);
+    if (!input_.gradient_ready || id.value + 1 < micro_batches()) return;
+    messages_.post_leaving();  // it may wait for another replica
+    input_.gradient_ready(layer);
   }
 
   // (Undefined in emulated runs.) Copies from pinned memory, for which the host need not wait.

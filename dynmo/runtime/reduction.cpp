@@ -34,8 +34,9 @@ class Stopwatch {
 model::LayerState gradients_of(const model::LayerState& state, const Staging& staging) {
   model::LayerState gradients;
   for (const model::Parameter& parameter : state.parameters) {
-    gradients.parameters.emplace_back().gradient = staging.to_host(parameter.gradient);
+    gradients.parameters.emplace_back().gradient = staging.to_host_later(parameter.gradient);
   }
+  staging.wait();
   return gradients;
 }
 

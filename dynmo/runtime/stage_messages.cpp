@@ -90,15 +90,32 @@ void StageMessages::post_send(std::size_t place, transport::Member to, transport
 }
 
 void StageMessages::send(const Action& action, model::Hidden value) {
+  post_leaving();
+  const std::size_t place = record(action);
+  const Staging& staging = input_.staging;
+  if (by_device()) return post(action, std::move(value), place);
+  if (staging.beside) {
+    const CopyEnd copied = staging.beside->copy_message({&value.rows, &value.x});
+    leaving_.emplace(Leaving{action, std::move(value), place, copied});
+    return;
+  }
+  value.rows = staging.to_host_later(value.rows);  // complete with the next copy
+  value.x = staging.to_host(value.x);
+  post(action, std::move(value), place);
+}
+
+void StageMessages::post_leaving() {
+  if (!leaving_) return;
+  Leaving leaving = *std::exchange(leaving_, std::nullopt);
+  leaving.copied.wait();
+  post(leaving.action, std::move(leaving.value), leaving.record);
+}
+
+void StageMessages::post(const Action& action, model::Hidden value, std::size_t place) {
   const bool forward = action.kind == ActionKind::kSendActivation;
   const transport::Member to = rank_of(action.stage.value + (forward ? 1 : -1));
   const transport::Tag tag = tag_of(action);
-  if (!by_device()) {
-    value.rows = input_.staging.to_host_later(value.rows);  // complete with the next copy
-    value.x = input_.staging.to_host(value.x);
-  }
   const std::int64_t room = forward ? room_behind(action.stage) : 0;
-  const std::size_t place = record(action);
   if (room == 0) {
     // No gradient is sent for zero rows, as the receiver knows.
     if (value.x.numel() > 0) post_send(place, to, tag, std::move(value.x));
@@ -219,6 +236,7 @@ Expected<std::optional<model::Hidden>> StageMessages::wait_for(const Action& act
   auto& received = forward ? activations_ : gradients_;
   const auto found = received.find({action.stage, action.micro_batch});
   if (found == received.end()) return std::optional<model::Hidden>();
+  post_leaving();
   model::Hidden value;
   if (forward && room_behind(StageId(action.stage.value - 1)) > 0) {
     DYNMO_ASSIGN(value, wait_for_rows(found->first, found->second));
@@ -232,6 +250,7 @@ Expected<std::optional<model::Hidden>> StageMessages::wait_for(const Action& act
 }
 
 Expected<void> StageMessages::finish() {
+  post_leaving();
   for (Message& message : sent_) DYNMO_TRY(wait(message));
   return {};
 }

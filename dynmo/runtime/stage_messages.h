@@ -20,6 +20,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/runtime/engine.h"
 #include "dynmo/runtime/row_messages.h"
+#include "dynmo/runtime/side_copies.h"
 #include "dynmo/transport/transport.h"
 
 namespace dynmo::runtime {
@@ -33,12 +34,18 @@ class StageMessages {
                 StepOutput& output, std::chrono::steady_clock::time_point start);
 
   // Posts a send or a receive of the schedule. A gradient has no rows.
+  //
+  // From a device, a send is posted when its copy to host memory is complete. That is at the next
+  // call that could wait for another rank, so that a compute action that needs no message is queued
+  // before the host waits for the copy. Sends are posted in the order of the calls.
   void send(const schedule::Action& action, model::Hidden value);
   void receive(const schedule::Action& action);
   // Notes the value that a trained stage has passed on. Its gradient will have the same shape.
   void forwarded(Key key, const model::Hidden& value);
   // Waits for the message that a compute action needs. Returns nullopt if it needs none.
   [[nodiscard]] Expected<std::optional<model::Hidden>> wait_for(const schedule::Action& action);
+  // Posts a send whose copy is in progress. Call it before this rank waits for another one.
+  void post_leaving();
   // Waits for all sends.
   [[nodiscard]] Expected<void> finish();
   [[nodiscard]] bool all_used() const { return activations_.empty() && gradients_.empty(); }
@@ -58,6 +65,13 @@ class StageMessages {
     bool opened = false;
     at::Tensor second = {};
     std::unique_ptr<transport::Operation> second_operation = {};
+  };
+  // A send whose copy to host memory may be in progress.
+  struct Leaving {
+    schedule::Action action;
+    model::Hidden value;
+    std::size_t record;
+    CopyEnd copied;
   };
   // The receive of a gradient whose size is not known yet.
   struct LateReceive {
@@ -82,6 +96,7 @@ class StageMessages {
   [[nodiscard]] Expected<void> wait(Message& message);
   [[nodiscard]] Expected<void> wait(transport::Operation& operation, std::size_t record);
 
+  void post(const schedule::Action& action, model::Hidden value, std::size_t place);
   void post_send(std::size_t place, transport::Member to, transport::Tag tag, at::Tensor tensor);
   [[nodiscard]] Message post_receive(const schedule::Action& action, transport::Member from,
                                      transport::Tag tag, const std::vector<std::int64_t>& shape);
@@ -101,6 +116,7 @@ class StageMessages {
   std::map<transport::Tag, std::deque<Key>> unopened_;  // keys of activations_, as posted
   std::map<Key, std::vector<std::int64_t>> forwarded_;  // shapes
   std::vector<LateReceive> late_;
+  std::optional<Leaving> leaving_;
   std::vector<Message> sent_;  // waited for at the end of the step
 };
 

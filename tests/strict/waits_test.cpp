@@ -168,12 +168,23 @@ TEST(WaitsOfAStep, AreOneMoreALayerOfHashesWithOddHeadsAndMicroBatch) {
   }
 }
 
-// Without channels each message to another stage passes through host memory, and its sender waits.
+// Without channels each message to another stage passes through host memory, and its sender waits
+// for the copy alone.
 TEST(WaitsOfAStep, AreOneARankAndOneAMessageThroughHostMemory) {
   const RunOptions run{.steps = 6, .cut = {3, 2, 3}};
   const std::int64_t messages = 2 * 2 * run.micro_batches;
   for (const Waits& waits : waits_by_step(run)) {
-    EXPECT_EQ(waits, (Waits{{"aten::copy_", messages}, {"synchronize stream", 3}}));
+    EXPECT_EQ(waits, (Waits{{"synchronize event", messages}, {"synchronize stream", 3}}));
+  }
+}
+
+// The gradients of a layer are copied to host memory with one wait.
+TEST(WaitsOfAStep, AreOneMoreALayerAndReplica) {
+  RunOptions run{.steps = 6, .cut = {kLayers}};
+  run.replicas = 2;
+  const std::int64_t waits_of_all = 2 * (kLayers + 2);
+  for (const Waits& waits : waits_by_step(run)) {
+    EXPECT_EQ(waits, (Waits{{"synchronize stream", waits_of_all}}));
   }
 }
 
