@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
@@ -43,6 +44,14 @@ AllocationMeter::AllocationMeter(c10::DeviceType device) : impl_(std::make_uniqu
 AllocationMeter::~AllocationMeter() = default;
 Bytes AllocationMeter::held() const { return impl_->reporter->held; }
 Bytes AllocationMeter::peak() const { return impl_->reporter->peak; }
+
+Bytes peak_device_memory(at::Device device) {
+  if (device.is_cpu()) return {};
+  auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return {};
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return Bytes{allocator->getDeviceStats(device.index()).allocated_bytes[kAll].peak};
+}
 
 Bytes parameter_bytes(const Layer& layer) {
   std::int64_t total = 0;

@@ -3,7 +3,7 @@
 
 // Computes the bytes that layers hold, and meters what libtorch allocates.
 
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 
 #include <memory>
 
@@ -22,6 +22,10 @@ namespace dynmo::model {
 
 // Returns the bytes of a layer's buffers (Layer::buffers()), frozen or not.
 [[nodiscard]] Bytes buffer_bytes(const Layer& layer);
+
+// Returns the most bytes that tensors have taken so far on a device, by libtorch's allocator of
+// this process. Returns 0 for the CPU, or if the allocator does not tell.
+[[nodiscard]] Bytes peak_device_memory(at::Device device);
 
 // Counts what libtorch's allocator gives to and takes back from the thread that made the meter, for
 // one kind of device. It replaces libtorch's profiler while it exists, so do not nest the two. Use

@@ -134,6 +134,7 @@ void RunHistory::add(StepEntry entry, const Ranks& ranks) {
     steps_.tokens += entry.tokens;
   }
   add_facts(steps_.sums, entry, OverSteps::kSum);
+  add_facts(steps_.sums, entry, OverSteps::kMax);
   if (entry.moved_layers > 0) {
     ++steps_.moves;
     if (steps_.first_move < 0) steps_.first_move = entry.step;

@@ -121,7 +121,7 @@ class RunHistory {
     std::int64_t count = 0;
     std::int64_t tokens = 0;
     double seconds = 0;
-    StepFacts sums = {};  // of the facts with OverSteps::kSum
+    StepFacts sums = {};  // of the facts with OverSteps::kSum and kMax
     int first_ranks = 0;
     int moves = 0;
     std::int64_t first_move = -1;

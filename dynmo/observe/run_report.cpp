@@ -106,6 +106,8 @@ void add_decisions(Lines& lines, const RunSummary& run) {
 void add_facts_of(Lines& lines, const RunSummary& run) {
   for (const StepFact& fact : kStepFacts) {
     if (fact.report_label.empty()) continue;
+    const auto is_zero = [&](auto member) { return run.*member == decltype(run.*member){}; };
+    if (fact.zeros == Zeros::kLeftOut && std::visit(is_zero, fact.field)) continue;
     const auto text = [&](auto member) {
       const auto value = static_cast<const StepFacts&>(run).*member;
       using Value = std::decay_t<decltype(value)>;

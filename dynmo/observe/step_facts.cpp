@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/observe/step_facts.h"
 
+#include <algorithm>
+
 namespace dynmo::observe {
 
 void add_facts(StepFacts& sums, const StepFacts& step, OverSteps over_steps) {
   for (const StepFact& fact : kStepFacts) {
     if (fact.over_steps != over_steps) continue;
-    std::visit([&](auto member) { sums.*member += step.*member; }, fact.field);
+    const auto add = [&](auto member) {
+      if (over_steps == OverSteps::kMax) {
+        sums.*member = std::max(sums.*member, step.*member);
+      } else {
+        sums.*member += step.*member;
+      }
+    };
+    std::visit(add, fact.field);
   }
 }
 

@@ -39,11 +39,17 @@ struct StepFacts {
   double update_s = 0;       // of this rank: the optimizer's update of its layers
   double gradient_norm = 0;  // before clipping
   double learning_rate = 0;
+  // The most that this rank's tensors have taken so far on its device, by libtorch's allocator. 0
+  // on a CPU.
+  Bytes device_memory_bytes;
   friend bool operator==(const StepFacts&, const StepFacts&) = default;
 };
 
 // The form of a fact in the summary of a run.
-enum class OverSteps { kNothing, kMean, kSum };
+enum class OverSteps { kNothing, kMean, kSum, kMax };
+
+// Selects whether a fact of 0 is written.
+enum class Zeros { kWritten, kLeftOut };
 
 using FactField = std::variant<double StepFacts::*, int StepFacts::*, Bytes StepFacts::*>;
 
@@ -58,6 +64,7 @@ struct StepFact {
   // The label of its line in the report of a run, or "" if it has no separate line.
   std::string_view report_label = {};
   std::string_view tag = {};  // TensorBoard's; "": dynmo/NAME
+  Zeros zeros = Zeros::kWritten;
 };
 
 inline constexpr auto kStepFacts = std::to_array<StepFact>({
@@ -83,6 +90,8 @@ inline constexpr auto kStepFacts = std::to_array<StepFact>({
     {"gradient_norm", &StepFacts::gradient_norm, MetricOf::kRun, OverSteps::kNothing, "",
      "grad_norm"},
     {"learning_rate", &StepFacts::learning_rate, MetricOf::kRun, OverSteps::kNothing, "", "lr"},
+    {"device_memory_bytes", &StepFacts::device_memory_bytes, MetricOf::kRank, OverSteps::kMax,
+     "device mem", "", Zeros::kLeftOut},
 });
 
 inline constexpr Limits kWholeFact{.min = 0, .wanted = "a whole number from 0 to 2^31 - 1"};
@@ -99,13 +108,16 @@ void list_facts(Facts& facts, FactsOf of, auto& visit) {
       visit.optional_measured(key, facts.**number);
     } else if (const auto* count = std::get_if<int StepFacts::*>(&fact.field)) {
       visit.optional(key, facts.**count, kWholeFact);
+    } else if (fact.zeros == Zeros::kLeftOut) {
+      visit.left_out(key, facts.*std::get<Bytes StepFacts::*>(fact.field), Bytes{0});
     } else {
       visit.optional(key, facts.*std::get<Bytes StepFacts::*>(fact.field));
     }
   }
 }
 
-// Adds the facts of a step with this `over_steps` to `sums`.
+// Adds the facts of a step with this `over_steps` to `sums`. With kMax, `sums` keeps the larger
+// ones.
 void add_facts(StepFacts& sums, const StepFacts& step, OverSteps over_steps);
 // Divides the facts with OverSteps::kMean by `steps`.
 void make_means(StepFacts& sums, std::size_t steps);

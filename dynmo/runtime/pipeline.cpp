@@ -14,6 +14,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/median.h"
 #include "dynmo/core/seconds_since.h"
+#include "dynmo/model/memory.h"
 #include "dynmo/model/pruned.h"
 #include "dynmo/runtime/device_clock.h"
 #include "dynmo/runtime/engine.h"
@@ -409,6 +410,7 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
   report.speeds = decisions_.speed_changes();
   report.reduction_s = times_.reduction_s;
   report.update_s = times_.update_total_s;
+  report.device_memory_bytes = model::peak_device_memory(options_.staging.device);
   // The whole of which busy_s is a part: the time between two exchanges, where all ranks meet. The
   // update before the schedule lies in it, that behind it does not.
   const double between_s =

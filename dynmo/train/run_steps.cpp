@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dynmo/observe/table.h"
+#include "dynmo/runtime/side_copies.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
 
@@ -18,12 +19,17 @@ using config::LogLevel;
 namespace {
 
 std::string debug_text(const runtime::StepReport& report, const GroupRun& group, Bytes memory) {
-  return fmt::format(
+  std::string text = fmt::format(
       "step {:5}  loss {}, gradient norm {}, took {}, of this rank busy {}; {} sent so far; memory "
       "{}",
       report.step, report.loss, report.gradient_norm, format_seconds(report.step_s),
       format_seconds(report.busy_s), format_bytes(group.transport().sent_bytes()),
       format_bytes(memory));
+  if (const auto& beside = group.pipeline().staging().beside) {
+    text += fmt::format(", {} of it pinned for copies of layers; at most {} of the device's",
+                        format_bytes(beside->held()), format_bytes(report.device_memory_bytes));
+  }
+  return text;
 }
 
 }  // namespace

@@ -148,6 +148,17 @@ TEST_F(RunHistoryOfAFolder, SaysWhichStepsHaveNoRecord) {
   expect_same_steps(read(), undisturbed());
 }
 
+TEST(RunHistory, KeepsTheMostMemoryOfADevice) {
+  RunHistory history({.name = "run"});
+  for (const std::int64_t bytes : {3, 9, 5}) {
+    StepFacts facts;
+    facts.step_s = 1;
+    facts.device_memory_bytes = Bytes{bytes};
+    history.add({facts, history.count(), 100}, RunHistory::ranks_of(plan_on(2), 1));
+  }
+  EXPECT_EQ(history.over_steps().device_memory_bytes, Bytes{9});
+}
+
 TEST_F(RunHistoryOfAFolder, CountsWhatEventsTell) {
   start(2);
   note("saved", 10, {{"written", 1}, {"failed", 0}, {"pause_s", 0.25}});

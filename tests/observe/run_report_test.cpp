@@ -184,6 +184,19 @@ TEST(RunReport, SaysWhichCheckpointsFailed) {
       << fmt::format("{}", lines[3]);
 }
 
+TEST(RunReport, SaysWhatADeviceHeld) {
+  Summary summary = one_run();
+  const RunCurves curves{{0.1}, {0.3}};
+  const std::string line = "device mem 2.0 MiB";
+  const auto has = [&] {
+    const auto lines = report_lines(summary, std::span(&curves, 1), "a");
+    return std::ranges::count(lines, line) > 0;
+  };
+  EXPECT_FALSE(has());
+  summary.runs[0].device_memory_bytes = Bytes{2 << 20};
+  EXPECT_TRUE(has());
+}
+
 TEST(RunReport, LayersAreListedWithTheirSums) {
   const std::string table = layer_table(two_layers());
   // A frozen layer holds its parameters alone.

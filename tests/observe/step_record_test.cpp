@@ -62,9 +62,17 @@ StepRecord random_record(Rng& rng, std::int64_t step) {
   record.sent_bytes = Bytes{static_cast<std::int64_t>(rng.below(1 << 30))};
   record.gradient_norm = rng.uniform();
   record.learning_rate = rng.uniform() * 1e-4;
+  if (rng.below(2) == 1) record.device_memory_bytes = Bytes{1 + static_cast<int>(rng.below(9))};
   record.emulated = rng.below(2) == 1;
   if (rng.below(2) == 1) record.sources["layer_drop"] = {{"share", rng.uniform()}};
   return record;
+}
+
+TEST_F(Records, HaveNoDeviceMemoryOfACpu) {
+  StepRecord record;
+  EXPECT_FALSE(record_json(record).contains("device_memory_bytes"));
+  record.device_memory_bytes = Bytes{7};
+  EXPECT_EQ(record_json(record)["device_memory_bytes"], 7);
 }
 
 TEST_F(Records, ReadBackExactly) {

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans on a device keep to its memory: DYNMO_STRICT_MEMORY says how much each strict device has."""
+import json
 import re
 
 from elastic_case import ElasticCase
+from program import DYNMO
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
 
@@ -27,6 +29,21 @@ class MemoryOfADevice(ElasticCase):
             done = self.train(f"shared-{ranks}", 200 << 20, ranks=ranks)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn(self.room(done.stdout), (room, room.replace(" MiB", ".0 MiB")))
+
+    def test_records_tell_the_most_that_was_allocated(self):
+        done = self.train("told", 200 << 20, ranks=2)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for rank in range(2):
+            lines = (self.folder / f"told/records/rank-{rank}.jsonl").read_text().splitlines()
+            told = [json.loads(line)["device_memory_bytes"] for line in lines]
+            self.assertEqual(told, sorted(told))
+            self.assertGreater(told[0], 100_000)
+        report = self.run_command([DYNMO, "report", str(self.folder / "told")])
+        self.assertRegex(report.stdout, r"device mem +\d+\.\d [KM]iB")
+        on_cpu = self.run_command(self.command("-n", "2", run="cpu", extra=(*self.SETTINGS, "run.device=cpu")))
+        self.assertEqual(on_cpu.returncode, 0, on_cpu.stderr)
+        for name in "records/rank-0.jsonl", "summary.json":
+            self.assertNotIn("device_memory", (self.folder / "cpu" / name).read_text())
 
     def test_too_little_is_refused_before_the_first_step(self):
         done = self.train("little", 1 << 20)

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dynmo/dynamism/training/sources.h"
+#include "dynmo/model/memory.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/snapshot.h"
 #include "tests/runtime/pipeline_fixture.h"
@@ -239,6 +240,18 @@ TEST_F(CopiesBeside, HaveTheBytesFromBeforeAStepAndASource) {
     }
   }
   strict::set_mode(Mode::kAtOnce);
+}
+
+TEST_F(CopiesBeside, TheDeviceTellsTheMostThatTensorsTook) {
+  EXPECT_EQ(model::peak_device_memory(at::kCPU), Bytes{0});
+  const Bytes before = model::peak_device_memory(device_);
+  constexpr std::int64_t kElements = 1 << 22;
+  const Bytes large = before + Bytes{4 * kElements};
+  at::empty({before.value / 4 + kElements}, at::device(device_));
+  EXPECT_GE(model::peak_device_memory(device_), large);
+  const Bytes most = model::peak_device_memory(device_);
+  at::empty({kElements}, at::device(device_));
+  EXPECT_EQ(model::peak_device_memory(device_), most);
 }
 
 // Snapshots and steps in turn: on each rank one wait, and the layers as they are on the device.

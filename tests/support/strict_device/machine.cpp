@@ -11,6 +11,9 @@
 #include "machine_impl.h"
 
 namespace dynmo::strict {
+
+using c10::CachingAllocator::Stat;
+
 namespace {
 
 constexpr std::size_t kArena = std::size_t{64} << 30;  // addresses
@@ -87,14 +90,16 @@ c10::DataPtr Machine::allocate(std::size_t bytes, at::DeviceIndex index) {
   const at::Device device(at::kPrivateUse1, index);
   if (bytes == 0) return {nullptr, device};
   Block* block = nullptr;
-  std::int64_t allocated = 0;
+  Stat allocated;
   {
     const std::lock_guard lock(mutex_);
     block = take(bytes, /*pinned=*/false, index);
-    allocated = allocated_ += static_cast<std::int64_t>(bytes);
+    Stat& all = allocated_.at(static_cast<std::size_t>(index));
+    all.increase(bytes);
+    allocated = all;
   }
   c10::reportMemoryUsageToProfiler(block->host, static_cast<std::int64_t>(bytes),
-                                   static_cast<std::size_t>(allocated), 0, device);
+                                   static_cast<std::size_t>(allocated.current), 0, device);
   return {block->host, block, &delete_block, device};
 }
 
@@ -122,7 +127,7 @@ void Machine::free(Block* block) {
   }
   const std::lock_guard lock(mutex_);
   if (!block->pinned) {
-    allocated_ -= static_cast<std::int64_t>(block->bytes);
+    allocated_.at(static_cast<std::size_t>(block->device)).decrease(block->bytes);
     if (block->others.empty()) {
       queue({block->stream, streams_[block->stream].time[block->stream], "free",
              [this, block = *block]() mutable { fill(block); }});
@@ -327,6 +332,16 @@ c10::Stream Machine::pooled_stream(at::Device device) {
 void Machine::name_as_user(void* block, std::size_t stream) {
   const std::lock_guard lock(mutex_);
   static_cast<Block*>(block)->others.push_back(stream);
+}
+
+Stat Machine::allocated(at::DeviceIndex device) const {
+  const std::lock_guard lock(mutex_);
+  return allocated_.at(static_cast<std::size_t>(device));
+}
+
+void Machine::reset_allocated(at::DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
+  allocated_.at(static_cast<std::size_t>(device)).reset_peak();
 }
 
 void Machine::set_mode(Mode mode) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 
 #include <array>
@@ -103,6 +104,8 @@ class Machine {
   [[nodiscard]] Mode mode() const { return mode_; }
   std::map<std::string, std::int64_t> take_waits();
   [[nodiscard]] std::int64_t queued() const;
+  [[nodiscard]] c10::CachingAllocator::Stat allocated(at::DeviceIndex device) const;
+  void reset_allocated(at::DeviceIndex device);
 
  private:
   struct Queued {
@@ -140,7 +143,7 @@ class Machine {
   std::vector<Block*> busy_pinned_;  // closed in part
   std::vector<Block*> leaving_;      // freed, still used
   std::map<std::string, std::int64_t> waits_;
-  std::int64_t allocated_ = 0;
+  std::array<c10::CachingAllocator::Stat, kDevices> allocated_;  // bytes of each device
 };
 
 // The calling thread's current stream of a device, as a number of Machine's.

@@ -6,6 +6,7 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -140,8 +141,24 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
   return copy_from(self, to, false);
 }
 
-class DeviceAllocator final : public c10::Allocator {
+class DeviceAllocator final : public c10::DeviceAllocator {
  public:
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t /*pool*/) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    if (data.get_context() == nullptr) return;
+    Machine::get().name_as_user(data.get_context(), stream_number(stream));
+  }
+  // All bytes are of tensors: nothing is cached beside them.
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes}) {
+      bytes->front() = Machine::get().allocated(device);
+    }
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex /*device*/) override {}
+  void resetPeakStats(c10::DeviceIndex device) override { Machine::get().reset_allocated(device); }
   c10::DataPtr allocate(std::size_t bytes) override {
     return Machine::get().allocate(bytes, current_device());
   }
