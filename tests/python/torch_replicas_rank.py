@@ -28,10 +28,10 @@ sent = {}  # bytes by tag of sums over replicas, of one step
 def count_sums():
     real = ranks.Ranks.send
 
-    def send(self, tensor, to, tag, replica=None):
+    def send(self, tensor, to, tag, replica=None, purpose=""):
         if tag >= reduction.REDUCTION_TAG:
             sent[tag] = sent.get(tag, 0) + tensor.numel() * tensor.element_size()
-        return real(self, tensor, to, tag, replica)
+        return real(self, tensor, to, tag, replica, purpose)
 
     ranks.Ranks.send = send
 

@@ -134,6 +134,15 @@ def forked(call, output):
         os._exit(code)
 
 
+def begin_child():
+    """A device's memory would be shared if it were opened before."""
+    torch.set_num_threads(1)
+    if "STRICT_DEVICE" in os.environ:
+        import strict_torch
+
+        strict_torch.open_device()
+
+
 def run(case, folder):
     """Forks the ranks of a case; their codes, and files with what they said and what they have."""
     folder.mkdir(exist_ok=True)
@@ -141,17 +150,17 @@ def run(case, folder):
 
     def rank_of(rank):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(case["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        torch.set_num_threads(1)
+        begin_child()
         torch.save(train(case, folder, rank), folder / f"rank-{rank}.pt")
 
     def plainly():
-        torch.set_num_threads(1)
+        begin_child()
         torch.save(torch_cases.result_of(*torch_cases.train_plainly(case)), folder / "plain.pt")
 
     children = [forked(lambda rank=rank: rank_of(rank), folder / f"rank-{rank}.txt") for rank in range(case["ranks"])]
     def newcomer(rank, number):
         wait_until((folder / f"begin-{number}").exists)
-        torch.set_num_threads(1)
+        begin_child()
         torch.save(train(case, folder, rank, joins=True), folder / f"rank-{rank}.pt")
 
     for rank, number in enumerate(case.get("joins", ()), case["ranks"]):

@@ -41,10 +41,10 @@ class LateRanks:
     def ready(self, tensors):
         return tensors
 
-    def send(self, tensor, to, tag):
+    def send(self, tensor, to, tag, purpose):
         return Late(tensor, self.clock)
 
-    def receive(self, tensor, source, tag):
+    def receive(self, tensor, source, tag, purpose):
         return Late(tensor.zero_(), self.clock)
 
 

@@ -6,6 +6,8 @@ import types
 
 import torch
 
+import strict_channels
+
 NAME = "strict"
 
 
@@ -29,6 +31,7 @@ def _module():
     module.device = contextlib.nullcontext
     module.current_stream = lambda device=None: torch.accelerator.current_stream(device)
     module.stream = lambda stream: stream  # enters itself
+    module.get_device_properties = lambda device=None: types.SimpleNamespace(uuid=strict_channels.uuid())
     module.get_amp_supported_dtype = lambda: [torch.bfloat16]
     module.manual_seed_all = ops.seed_all
     module.get_rng_state = lambda device=None: ops.random_state(index_of(device))
@@ -37,7 +40,10 @@ def _module():
 
 
 def open_device():
-    """Loads the library that STRICT_DEVICE names; once in a process."""
+    """Loads the library that STRICT_DEVICE names; once in a process. With STRICT_CHANNELS tensors may go from device to device.
+
+    "own": each process has a device of its own; "one": all share one.
+    """
     if hasattr(torch, NAME):
         return torch.device(NAME, 0)
     torch.ops.load_library(os.environ["STRICT_DEVICE"])
@@ -45,6 +51,8 @@ def open_device():
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend()
+    if "STRICT_CHANNELS" in os.environ:
+        strict_channels.register()
     return torch.device(NAME, 0)
 
 

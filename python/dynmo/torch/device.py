@@ -30,7 +30,13 @@ def empty_on_host(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors in host memory; one wait for each device."""
+    """Copies of tensors in host memory, or those that lie there; one wait for each device."""
+    there = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    copies = iter(_copied(there))
+    return [tensor if tensor.device.type == "cpu" else next(copies) for tensor in tensors]
+
+
+def _copied(tensors: Sequence[Tensor]) -> list[Tensor]:
     copies = [empty_on_host(tensor.shape, tensor.dtype) for tensor in tensors]
     for copy, tensor in zip(copies, tensors):
         copy.copy_(tensor, non_blocking=True)
@@ -41,7 +47,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on the device, or the tensor itself; it is there before what the stream does next. No wait where memory can be pinned."""
-    if device.type == "cpu":
+    if device.type == "cpu" or tensor.device == device:
         return tensor
     if _pins() and not tensor.is_pinned():
         tensor = empty_on_host(tensor.shape, tensor.dtype).copy_(tensor)

@@ -17,6 +17,7 @@ TIE_TAG = 1 << 24
 
 def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
     """Both parameters of a tie get the same sum: the gradient behind the blocks, then that in front of them."""
+    exchanged = False
     for index, tie in enumerate(split.ties):
         first, second = split.layers[tie.layers[0]].parameters[tie.first], split.layers[tie.layers[1]].parameters[tie.second]
         if not first.requires_grad:
@@ -34,11 +35,14 @@ def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
             own = mine[0].grad
             assert own is not None
             other_rank = owners[tie.layers[0] if here[1] else tie.layers[1]]
-            arrived = ranks.receive(torch.empty_like(own), other_rank, TIE_TAG + index)
-            sent = ranks.send(own.contiguous(), other_rank, TIE_TAG + index)
+            arrived = ranks.receive(torch.empty_like(own), other_rank, TIE_TAG + index, purpose="tie")
+            sent = ranks.send(own.contiguous(), other_rank, TIE_TAG + index, purpose="tie")
             other = arrived.wait()
             sent.wait()
             mine[0].grad = own + other if here[1] else other + own
+            exchanged = True
+    if exchanged:
+        ranks.settle()  # before an update
 
 
 class Clip:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors travel between two ranks. Ranks takes everything else from the group of Gloo itself."""
+"""How tensors travel between two ranks through host memory. Ranks takes everything else from the group of Gloo itself."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,21 +16,19 @@ Group = Optional[dist.ProcessGroup]
 class HostLane:
     """Through host memory and Gloo. A tensor of a device is copied there first, which waits for it; one that arrives is copied on its device.
 
-    A lane from device to device would be another class with these calls. Tags tell messages of two ranks apart.
+    Another lane with these calls is that from device to device (channels.py). Tags tell messages of two ranks apart here, purposes there.
     """
 
     def ready(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors that `send` takes without a wait; one wait for all of them."""
-        there = [tensor for tensor in tensors if tensor.device.type != "cpu"]
-        copies = iter(to_host(there))
-        return [tensor if tensor.device.type == "cpu" else next(copies) for tensor in tensors]
+        return to_host(tensors)
 
-    def send(self, group: Group, tensor: Tensor, to: int, tag: int) -> Any:
+    def send(self, group: Group, tensor: Tensor, to: int, tag: int, purpose: str) -> Any:
         """Begins to send; what it returns has a `wait`, and keeps the memory that is read."""
-        [carried] = self.ready([tensor])
+        [carried] = to_host([tensor])
         return _Sending(dist.isend(carried, to, group=group, tag=tag), carried)
 
-    def receive(self, group: Group, tensor: Tensor, source: int, tag: int) -> Any:
+    def receive(self, group: Group, tensor: Tensor, source: int, tag: int, purpose: str) -> Any:
         """Begins to receive into `tensor`, which is filled after `wait`."""
         if tensor.device.type == "cpu":
             return dist.irecv(tensor, source, group=group, tag=tag)

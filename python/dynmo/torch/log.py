@@ -63,7 +63,8 @@ def describe_group(ranks: Ranks, plan: Plan) -> str:
     places = ", ".join(f"{rank} on {host} (process {pid})" for rank, (host, pid) in enumerate(ranks.places))
     replicas = f", replica {ranks.replica} of {ranks.replicas}" if ranks.replicas > 1 else ""
     whole = f"; ranks {places}" if len(ranks.places) == ranks.world else ""
-    return f"rank {ranks.rank} of {ranks.size}{replicas}; plan {plan.cut}, generation {plan.generation}{whole}"
+    way = f"; {ranks.way}" if ranks.way else ""
+    return f"rank {ranks.rank} of {ranks.size}{replicas}; plan {plan.cut}, generation {plan.generation}{whole}{way}"
 
 
 def open_log(folder: Optional[Path], level: str, ranks: Ranks, plan: Plan, member: Optional[int] = None) -> logging.Logger:

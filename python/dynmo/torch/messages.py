@@ -16,22 +16,24 @@ from .layers import Spec, Values
 from .ranks import Message, Ranks
 
 
-def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int, limits: bool) -> list[Message]:
-    """Begins to send the tensors of `specs`, with one wait for a device. Its messages use tags from `tag` to `tag + len(specs)`."""
+def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int, purpose: str, limits: bool) -> list[Message]:
+    """Begins to send the tensors of `specs`, with at most one wait for a device. Messages use tags from `tag` to `tag + len(specs)`."""
     sent = []
     if limits:
         sizes = [extent for spec in specs for extent in values[spec.name].shape]
         sent.append(ranks.send(torch.tensor(sizes, dtype=torch.int64), to, tag + len(specs)))
     full = [number for number, spec in enumerate(specs) if values[spec.name].numel() > 0]
     tensors = ranks.ready([values[specs[number].name].detach().contiguous() for number in full])
-    return sent + [ranks.send(tensor, to, tag + number) for number, tensor in zip(full, tensors)]
+    return sent + [ranks.send(tensor, to, tag + number, purpose=purpose) for number, tensor in zip(full, tensors)]
 
 
 class Arriving:
     """Tensors that this rank receives: as `specs` say, or at most so."""
 
-    def __init__(self, ranks: Ranks, specs: Sequence[Spec], source: int, tag: int, limits: bool, device: torch.device) -> None:
-        self._ranks, self._specs, self._source, self._tag, self._device = ranks, specs, source, tag, device
+    def __init__(
+        self, ranks: Ranks, specs: Sequence[Spec], source: int, tag: int, purpose: str, limits: bool, device: torch.device
+    ) -> None:
+        self._ranks, self._specs, self._source, self._tag, self._purpose, self._device = ranks, specs, source, tag, purpose, device
         self._sizes: Optional[Message] = None
         self._messages: list[Optional[Message]] = []
         self._values: Values = {}
@@ -45,7 +47,9 @@ class Arriving:
         for number, (spec, shape) in enumerate(zip(self._specs, shapes)):
             buffer = torch.empty(shape, dtype=spec.dtype, device=self._device)
             self._values[spec.name] = buffer
-            self._messages.append(self._ranks.receive(buffer, self._source, self._tag + number) if buffer.numel() > 0 else None)
+            self._messages.append(
+                self._ranks.receive(buffer, self._source, self._tag + number, purpose=self._purpose) if buffer.numel() > 0 else None
+            )
 
     def wait(self) -> Values:
         if self._sizes is not None:

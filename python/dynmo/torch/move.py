@@ -11,6 +11,8 @@ import torch
 
 from ..errors import BadInputError
 from . import checks, state
+from .channels import Channel, channels_of
+from .device import to_host
 from .layers import Layer, Split
 from .program import Plan
 from .ranks import Message, Ranks
@@ -49,6 +51,7 @@ class _Arriving:
     layer: int
     content: state.Content
     messages: list[Message]
+    flat: Optional[Message]  # from device to device
 
 
 class Mover:
@@ -71,34 +74,36 @@ class Mover:
                 if not keep:
                     state.give_away(self._split.layers[layer], self._optimizer)
             elif after[layer] == self._ranks.rank:
-                state.take_in(self._split.layers[layer], self._optimizer, arrived[layer], self._split.device.device)
+                state.take_in(self._split.layers[layer], self._optimizer, arrived.pop(layer), self._split.device.device)
+        self._ranks.open(channels_of(new, self._split.ties, self._ranks.layout))
         size = sum(heads[layer].payload for layer in changed)
         return Moved(size, perf_counter() - start, changed, True)
 
     def copy(
-        self, before: list[int], after: list[int], plan: Plan
+        self, before: list[int], after: list[int], plan: Plan, on_host: bool = False
     ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
         """Copies layers of the ranks `before` to those `after`; what has arrived here, None where a digest differs; heads of all that moved."""
-        row = self._ranks.layout[self._ranks.replica]
         transfers = [
-            Transfer(layer, row[first], row[then]) for layer, (first, then) in enumerate(zip(before, after)) if first != then
+            Transfer(layer, row[first], row[then])
+            for row in self._ranks.layout for layer, (first, then) in enumerate(zip(before, after)) if first != then
         ]
         contents = {
             transfer.layer: state.content_of(self._split.layers[transfer.layer], self._optimizer)
             for transfer in transfers if transfer.source == self._ranks.number
         }
-        return self.carry(transfers, contents, plan)
+        return self.carry(transfers, contents, plan, on_host)
 
     def carry(
-        self, transfers: Sequence[Transfer], contents: dict[int, state.Content], plan: Plan
+        self, transfers: Sequence[Transfer], contents: dict[int, state.Content], plan: Plan, on_host: bool = False
     ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
-        """Sends `contents` by layer, as `transfers` says; what has arrived here, None where a digest differs; heads of all that moved.
+        """Sends `contents` by layer, as `transfers` of all ranks says; what has arrived here, None where a digest differs; heads of all that moved.
 
-        Replicas may have transfers of their own, but of the same layers.
+        What goes from device to device stays there, unless `on_host`.
         """
         changed = sorted({transfer.layer for transfer in transfers})
         heads = self._agree(plan, {layer: state.head_of(content) for layer, content in contents.items()}, changed)
-        return self._exchange(transfers, contents, heads), {layer: heads[layer] for layer in changed}
+        self._ranks.open(list(dict.fromkeys(Channel(transfer.source, transfer.target, "move") for transfer in transfers)))
+        return self._exchange(transfers, contents, heads, on_host), {layer: heads[layer] for layer in changed}
 
     def _agree(self, new: Plan, own: dict[int, state.Head], changed: list[int]) -> dict[int, state.Head]:
         """What every moving layer holds, told to all; refused where ranks have other plans or a layer cannot be moved."""
@@ -117,24 +122,33 @@ class Mover:
         return heads
 
     def _exchange(
-        self, transfers: Sequence[Transfer], contents: dict[int, state.Content], heads: dict[int, state.Head]
+        self, transfers: Sequence[Transfer], contents: dict[int, state.Content], heads: dict[int, state.Head], on_host: bool
     ) -> Optional[dict[int, state.Content]]:
         """What has arrived, by layer; None where a digest differs."""
         incoming = []
+        device = self._ranks.channel_device
+        through_host = {layer: head if device is None else head.on_host for layer, head in heads.items()}
         targets: dict[int, list[tuple[int, int]]] = {}  # replica and position, of what this rank sends
         for transfer in transfers:
             layer = transfer.layer
             if transfer.target == self._ranks.number:
-                content, tensors = state.room_for(heads[layer], DIGEST_BYTES)
+                content, tensors = state.room_for(through_host[layer], DIGEST_BYTES)
                 replica, rank = self._ranks.place_of(transfer.source)
+                flat = None
+                if device is not None and heads[layer].there:
+                    flat = self._ranks.receive(state.flat_room(heads[layer], device), rank, 0, replica, "move")
                 messages = [self._ranks.receive(tensor, rank, _tag(layer, number), replica) for number, tensor in enumerate(tensors)]
-                incoming.append(_Arriving(layer, content, messages))
+                incoming.append(_Arriving(layer, content, messages, flat))
             if transfer.source == self._ranks.number:
                 targets.setdefault(layer, []).append(self._ranks.place_of(transfer.target))
         outgoing = []
+        flats = {layer: state.flat_of(contents[layer], heads[layer], device) for layer in targets if device is not None and heads[layer].there}
+        for layer, flat_sent in flats.items():
+            outgoing += [self._ranks.send(flat_sent, rank, 0, replica, "move") for replica, rank in targets[layer]]
+        digests_of = dict(zip(flats, map(checks.content_digest, to_host(list(flats.values())))))
         for layer, places in targets.items():
-            digests = []
-            *large, packed = state.messages_of(contents[layer], heads[layer], DIGEST_BYTES)
+            digests = [digests_of[layer]] if layer in flats else []
+            *large, packed = state.messages_of(contents[layer], through_host[layer], DIGEST_BYTES)
             for number, tensor in enumerate(large):
                 outgoing += [self._ranks.send(tensor, rank, _tag(layer, number), replica) for replica, rank in places]
                 digests.append(checks.content_digest(tensor))
@@ -143,14 +157,21 @@ class Mover:
             self._damage(layer, packed)
             outgoing += [self._ranks.send(packed, rank, _tag(layer, len(large)), replica) for replica, rank in places]
         arrived: Optional[dict[int, state.Content]] = {}
+        there = {part.layer: part.flat.wait() for part in incoming if part.flat is not None}
+        copies = dict(zip(there, to_host(list(there.values()))))
         for part in incoming:
-            digests = [checks.content_digest(message.wait()) for message in part.messages[:-1]]
+            digests = [checks.content_digest(copies[part.layer])] if part.layer in copies else []
+            digests += [checks.content_digest(message.wait()) for message in part.messages[:-1]]
             packed = part.messages[-1].wait()
             digests.append(checks.content_digest(packed[:-DIGEST_BYTES]))
             if not torch.equal(checks.content_digest(torch.cat(digests)), packed[-DIGEST_BYTES:]):
                 arrived = None
             elif arrived is not None:
-                state.unpack(packed, heads[part.layer], part.content)
+                state.unpack(packed, through_host[part.layer], part.content)
+                if part.layer in copies:
+                    flat_arrived = (copies if on_host else there)[part.layer]
+                    part.content.tensors.update(state.cut(flat_arrived, heads[part.layer].there))
+                    part.content.of_device = {entry[:2] for entry in heads[part.layer].there}
                 arrived[part.layer] = part.content
         for message in outgoing:
             message.wait()

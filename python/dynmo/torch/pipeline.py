@@ -62,6 +62,7 @@ class Pipeline:
         log, log_level: A folder for a log of each rank, from debug, info, warning or error on.
         seed: Of the draws of dropout; without one PyTorch's of rank 0.
         timeout_s: Seconds in which messages have to come.
+        lane: "device": tensors of a device go from device to device, else refused; "host": through host memory; "auto": if they can.
         joins: Whether this process, without a launcher, joins ranks that train, by `Survivor(endpoint=FILE)`.
 
     Raises:
@@ -93,6 +94,7 @@ class Pipeline:
         log_level: str = "info",
         seed: Optional[int] = None,
         timeout_s: float = 1800,
+        lane: str = "auto",
         joins: bool = False,
     ) -> None:
         self.optimizer = optimizer
@@ -102,7 +104,7 @@ class Pipeline:
             raise BadInputError(f"joins=True in a group of {self._ranks.world} ranks, wanted a process of its own, without a launcher")
         self._settings = self._ranks.attempt("Pipeline: its settings", lambda: 2 * ({
             **start.versions(), "micro_batches": micro_batches, "accumulation": accumulation, "schedule": schedule, "balance": balance,
-            "balancer": balancer, "steps": steps, "seed": seed, "limits": limits, "plan": start.describe_plan(plan),
+            "balancer": balancer, "steps": steps, "seed": seed, "limits": limits, "lane": lane, "plan": start.describe_plan(plan),
             "replicas": describe_replicas(replicas), **start.describe_optimizer(optimizer), "run": run is not None,
         },))
         self._ranks.divide(1 if joins else replicas)
@@ -114,7 +116,7 @@ class Pipeline:
         self._split, draws = start.agreed_split(self._ranks, lambda: start.split_of(model, layers, loss_fn, hidden, limits, optimizer))
         self.micro_batches, self._accumulation = micro_batches, accumulation
         self._seed = start.seed_of(draws, seed, self._ranks)
-        self.plan = start.first_plan(self._split, self._ranks, micro_batches, "1f1b" if joins else schedule, None if joins else plan)
+        self.plan = start.first_plan(self._split, self._ranks, micro_batches, "1f1b" if joins else schedule, None if joins else plan, lane)
         self.marks = Marks(len(self._split.layers), self._split.device.clock)
         self._clip = Clip(self._split, self._ranks)
         self._mover = Mover(self._split, self._ranks, optimizer)
@@ -478,13 +480,8 @@ class Pipeline:
         return [checks.digest(batch), self._flags(), mode, checks.digest(batches.first_of(batch).get(batches.ITEMS))]
 
     def _owned(self) -> list[nn.Parameter]:
-        owners = self.plan.owners
-        return [
-            parameter
-            for layer, owner in zip(self._split.layers, owners)
-            if owner == self.rank
-            for parameter in layer.parameters.values()
-        ]
+        owned = (layer for layer, owner in zip(self._split.layers, self.plan.owners) if owner == self.rank)
+        return [parameter for layer in owned for parameter in layer.parameters.values()]
 
     def _mirror_ties(self) -> None:
         for tie in self._split.ties:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import BadInputError, RankLostError
+from .channels import Channel, DeviceLane, backend_of, describe, identity_of, reason_for_host
 from .lanes import HostLane
 from .sockets import Sockets
 
@@ -34,6 +35,7 @@ ABORT_TAG = 1 << 28  # of messages that no rank sends
 STORE_S = 0.5  # to reach a store at the first try, and twice as long at each next one; TCPStore tries twice
 MAX_SAID = 300  # of an exception that is not ours
 MAX_S = 10**6  # clocks of threads, stores and Gloo have limits far above
+LANES = ("auto", "device", "host")
 
 
 def one_line(error: BaseException) -> str:
@@ -98,10 +100,12 @@ class Ranks:
     number, world = 0, 1  # in torch.distributed
     replica, replicas = 0, 1
     rank, size = 0, 1  # in the replica
-    _lane = HostLane()
+    way = ""  # of tensors of a device, and why, for the log
 
     def __init__(self, timeout_s: float) -> None:
         check_seconds("timeout_s", timeout_s)
+        self._lane: Union[HostLane, DeviceLane] = HostLane()
+        self._device, self._wanted_lane = torch.device("cpu"), LANES[0]
         self._group: Optional[dist.ProcessGroup] = None
         self.places: list[tuple[str, int]] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
@@ -110,8 +114,9 @@ class Ranks:
         self._agreed: Optional[BaseException] = None  # the newest refusal that every rank has
         self._key = f"{REFUSED_KEY}/{next(_numbers)}"  # ranks make their groups alike
         self._began = False  # torch.distributed, for all of the process
-        self._timeout_s = timeout_s
+        self._timeout_s = self._limit_s = timeout_s
         self._sockets = Sockets()
+        self.store: Any = None  # of this group, if it lies in this process; channels meet there
         self.asks: Optional[Callable[[], bool]] = None  # whether the ranks are to change, where this one is the first
         self.heard: Optional[Callable[[], bool]] = None  # whether a rank is lost, where connections beside the group tell it
         _OPEN.add(self)
@@ -160,6 +165,8 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the group and its threads, and torch.distributed where this has begun it."""
+        if isinstance(self._lane, DeviceLane):
+            self._lane.close()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # other code has ended it with all others, and begun another
@@ -174,6 +181,7 @@ class Ranks:
 
         Gloo does not see the end of a connection on which a message arrives for a sum that has failed. But a wait that times out closes all.
         """
+        self._abort_channels("the group is given up")
         self._sockets.shut_down()
         group = self._group
         if group is None:
@@ -191,7 +199,8 @@ class Ranks:
         self.drop()
         self._began = True
         self._key = f"{REFUSED_KEY}/{name}"
-        limit = timedelta(seconds=min(timeout_s, self._timeout_s))
+        self._limit_s = min(timeout_s, self._timeout_s)
+        limit = timedelta(seconds=self._limit_s)
         self._lost = self._refused = ""
 
         def begin() -> None:
@@ -206,9 +215,13 @@ class Ranks:
         self.guard(begin)
         self.number, self.world = number, world
         self._lay_out(rows)
+        self._choose_lane()
 
     def drop(self) -> None:
         """Ends the group, and torch.distributed with all groups of the process."""
+        if isinstance(self._lane, DeviceLane):
+            self._lane.give_up()
+        self._lane = HostLane()
         for work in list(self._works):
             work.drop()
         self._group = None
@@ -217,18 +230,64 @@ class Ranks:
 
     # --- Messages. ---
 
+    def use_device(self, device: torch.device, lane: str) -> None:
+        """Chooses how tensors of a device travel, now and in each new group; called by all ranks. Refuses lane="device" where it cannot be."""
+        if lane not in LANES:
+            raise self.agreed(f"lane={lane!r}, wanted {', '.join(LANES)}")
+        self._device, self._wanted_lane = device, lane
+        why = self._choose_lane()
+        if lane == "device" and why:
+            raise self.agreed(f"lane='device': {why}, wanted a device for each rank with a backend such as NCCL, or lane='auto'")
+
+    def _choose_lane(self) -> str:
+        """Returns why tensors do not go from device to device; "" if they do, or there is one rank."""
+        self._lane, self.way, device = HostLane(), "", self._device
+        if device.type == "cpu":
+            return "the model is on the CPU"
+        if self.world == 1:
+            return ""
+        told = self.gather((identity_of(device), backend_of(device)))
+        why = "lane='host'" if self._wanted_lane == "host" else reason_for_host(told, device)
+        self.way = f"tensors pass through host memory: {why}" if why else f"tensors go from device to device by {told[0][1]}"
+        if not why:
+            store = _C10D.PrefixStore(f"{self._key}/channels", dist.distributed_c10d._get_default_store())
+            self._lane = DeviceLane(device, told[0][1], self.number, store, self._limit_s, self._sockets)
+        return why
+
+    def open(self, channels: Sequence[Channel]) -> None:
+        """Opens channels between devices that are not open yet. All ranks call it with the same ones, at the same point of their work."""
+        lane = self._lane
+        if isinstance(lane, DeviceLane) and (new := [channel for channel in channels if channel not in lane]):
+            self.agree({"order of channels": describe(new)})
+            self.guard(lambda: lane.open(new))
+
+    def settle(self) -> None:
+        """Waits for what has gone from device to device, and raises if a rank is lost."""
+        lane = self._lane
+        if isinstance(lane, DeviceLane):
+            self.guard(lane.settle)
+
+    @property
+    def channel_device(self) -> Optional[torch.device]:
+        """The device, if its tensors go from device to device."""
+        return self._device if isinstance(self._lane, DeviceLane) else None
+
+    def _abort_channels(self, why: str) -> None:
+        if isinstance(self._lane, DeviceLane):
+            self._lane.fail(why)
+
     def ready(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors that `send` takes without a wait; one wait for all of them."""
+        """Tensors that `send` takes without a wait; one wait for all of them, if they pass through host memory."""
         return self._lane.ready(tensors)
 
-    def send(self, tensor: Tensor, to: int, tag: int, replica: Optional[int] = None) -> "Message":
-        """Begins to send to a position in this replica, or another. Tensors of a device wait for it."""
+    def send(self, tensor: Tensor, to: int, tag: int, replica: Optional[int] = None, purpose: str = "") -> "Message":
+        """Begins to send to a position in this replica, or another. Tensors of a device need a `purpose`, whose channel is open."""
         other = self._layout[self.replica if replica is None else replica][to]
-        return Message(self, lambda: self._lane.send(self._group, tensor, other, tag), other, tensor)
+        return Message(self, lambda: self._lane.send(self._group, tensor, other, tag, purpose), other, tensor)
 
-    def receive(self, tensor: Tensor, source: int, tag: int, replica: Optional[int] = None) -> "Message":
+    def receive(self, tensor: Tensor, source: int, tag: int, replica: Optional[int] = None, purpose: str = "") -> "Message":
         other = self._layout[self.replica if replica is None else replica][source]
-        return Message(self, lambda: self._lane.receive(self._group, tensor, other, tag), other, tensor)
+        return Message(self, lambda: self._lane.receive(self._group, tensor, other, tag, purpose), other, tensor)
 
     def sum(self, cells: Tensor) -> Tensor:
         """Adds up the cells of all ranks, in place; exact where each cell has one owner."""
@@ -341,6 +400,8 @@ class Ranks:
         if self._lost:
             raise RankLostError(self._lost)
         try:
+            if isinstance(self._lane, DeviceLane):
+                self._lane.check()
             return call()
         except RuntimeError as error:
             if self.heard is None or not self.heard():  # the store may be lost, too
@@ -363,6 +424,7 @@ class Ranks:
 
         Gloo has no call for it: connections are closed when nothing holds the group, its requests, or a frame with one of them.
         """
+        self._abort_channels("the group is given up")
         traceback.clear_frames(error.__traceback__)
         for work in list(self._works):
             work.drop()

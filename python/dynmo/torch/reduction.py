@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ class _Bucket:
     givers: list[int]  # replicas that have these gradients
     flat: Tensor
     parts: list[Tensor] = field(default_factory=list)  # of `flat`, by the replica that sums them
+    total: Optional[Tensor] = None  # of this replica's part, in other memory than the gradients, which are still being sent
     arriving: dict[int, Message] = field(default_factory=dict)  # by replica
     sent: list[Message] = field(default_factory=list)
 
@@ -68,6 +70,7 @@ class Reduction:
                 self._finish(gathered.pop(0))
         for bucket in [*gathered, *map(self._sum, scattered)]:
             self._finish(bucket)
+        self._ranks.settle()  # before an update
         return Reduced(count, self._bytes, perf_counter() - start)
 
     def _others(self) -> list[int]:
@@ -75,10 +78,12 @@ class Reduction:
 
     def _send(self, tensor: Tensor, replica: int, tag: int) -> list[Message]:
         self._bytes += tensor.numel() * tensor.element_size()
-        return [self._ranks.send(tensor, self._ranks.rank, tag, replica)] if tensor.numel() > 0 else []
+        return [self._ranks.send(tensor, self._ranks.rank, tag, replica, "sum")] if tensor.numel() > 0 else []
 
     def _receive(self, like: Tensor, replica: int, tag: int) -> dict[int, Message]:
-        return {replica: self._ranks.receive(torch.empty_like(like), self._ranks.rank, tag, replica)} if like.numel() > 0 else {}
+        if like.numel() == 0:
+            return {}
+        return {replica: self._ranks.receive(torch.empty_like(like), self._ranks.rank, tag, replica, "sum")}
 
     def _givers(self, parameters: list[nn.Parameter]) -> dict[int, list[int]]:
         """By parameter the replicas that have its gradient. A part of the model may get none from a batch, such as an expert."""
@@ -114,7 +119,7 @@ class Reduction:
             first, *others = (own if giver == self._ranks.replica else bucket.arriving[giver].wait() for giver in bucket.givers)
             for other in others:
                 first = first + other
-            own.copy_(first)
+            own = bucket.total = first
         bucket.arriving.clear()
         for replica in self._others():
             bucket.arriving.update(self._receive(bucket.parts[replica], replica, bucket.tag + 1))
@@ -122,10 +127,12 @@ class Reduction:
         return bucket
 
     def _finish(self, bucket: _Bucket) -> None:
+        for sent in bucket.sent:  # from memory that is written next
+            sent.wait()
+        if bucket.total is not None:
+            bucket.parts[self._ranks.replica].copy_(bucket.total)
         for replica, message in bucket.arriving.items():
             bucket.parts[replica].copy_(message.wait())
-        for sent in bucket.sent:
-            sent.wait()
         offset = 0
         for parameter in bucket.parameters:
             if parameter.grad is None:

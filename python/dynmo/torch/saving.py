@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import BadInputError
 from . import state
-from .device import Device
+from .device import Device, to_host
 from .layers import Layer, Split
 from .ranks import Ranks
 
@@ -65,7 +65,7 @@ def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[di
             elif ranks.rank == 0:
                 weights[name] = ranks.receive(torch.empty(tensor.shape, dtype=tensor.dtype), owners[index], tag).wait()
             elif owners[index] == ranks.rank:
-                ranks.send(tensor.detach().contiguous(), 0, tag).wait()
+                ranks.send(to_host([tensor.detach().contiguous()])[0], 0, tag).wait()
     if ranks.rank != 0:
         return None
     for tie in split.ties:

@@ -106,7 +106,7 @@ class Snapshots:
         step_s = (begin - self._taken[1]) / max(1, step - self._taken[0]) if self._taken is not None else 0.0
         layers: Optional[dict[int, state.Content]] = {}
         if self._ranks.replicas == 1:
-            layers, _ = self._mover.copy(plan.owners, [(owner + 1) % self._ranks.size for owner in plan.owners], plan)
+            layers, _ = self._mover.copy(plan.owners, [(owner + 1) % self._ranks.size for owner in plan.owners], plan, on_host=True)
         if layers is not None:
             for index, owner in enumerate(plan.owners):
                 if owner == self._ranks.rank:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..errors import BadInputError
 
@@ -55,6 +56,32 @@ class Sockets:
             if inode in self._opened or self._opening and inode not in self._before:
                 with contextlib.suppress(OSError):
                     _end(os.dup(number), inode)
+
+    def watched(self) -> Callable[[float], bool]:
+        """A call that waits for so many seconds until one of the connections that are there now has ended, and says if one has."""
+        own = [(number, inode) for number, inode in _open_sockets() if inode in self._opened and _is_connected(number)]
+
+        def ended(limit_s: float) -> bool:
+            poller = select.poll()
+            for number, inode in own:
+                try:
+                    if _inode(number) != inode:
+                        return True
+                except OSError:
+                    return True
+                poller.register(number, select.POLLRDHUP)
+            return bool(poller.poll(limit_s * 1000))
+
+        return ended
+
+
+def _is_connected(number: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            connection.getpeername()
+            return connection.family in (socket.AF_INET, socket.AF_INET6)
+    except OSError:
+        return False
 
 
 def _end(copy: int, inode: Inode) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .. import Plan as CorePlan, __version__ as dynmo_version, plan as make_plan
 from ..errors import BadInputError
 from . import checks, selfcheck
+from .channels import channels_of
 from .decoder import Decoder
 from .layers import LOSS, Layer, Split, Values
 from .marks import Marks, Stamps
@@ -200,9 +201,16 @@ def profile_of(split: Split, times: Sequence[tuple[float, float]]) -> dict[str, 
 
 
 def first_plan(
-    split: Split, ranks: Ranks, micro_batches: int, schedule: str, given: Any
+    split: Split, ranks: Ranks, micro_batches: int, schedule: str, given: Any, lane: str
 ) -> Plan:
-    """The user's plan, or the planner's for times that rank 0 measures."""
+    """The user's plan, or the planner's for times that rank 0 measures. Opens what its tensors need to go from device to device."""
+    ranks.use_device(split.device.device, lane)
+    plan = _first_plan(split, ranks, micro_batches, schedule, given)
+    ranks.open(channels_of(plan, split.ties, ranks.layout))
+    return plan
+
+
+def _first_plan(split: Split, ranks: Ranks, micro_batches: int, schedule: str, given: Any) -> Plan:
     if given is not None:
         return read_plan(document_of(given), ranks.size, len(split.layers))
     if schedule not in KINDS:
@@ -224,6 +232,7 @@ def next_plan(split: Split, ranks: Ranks, micro_batches: int, old: Plan, measure
     except BadInputError:
         plan = _planned(costs, ranks.size, micro_batches, "1f1b")  # the kind does not go with this number of ranks
     ranks.agree({"plan after a loss": plan.cut})
+    ranks.open(channels_of(plan, split.ties, ranks.layout))
     return replace(plan, generation=max(generation for _, _, generation in told) + 1)
 
 

@@ -57,6 +57,16 @@ class Head:
         return sum(_size(dtype, shape) for _, _, dtype, shape, _ in self.entries)
 
     @property
+    def there(self) -> list[Entry]:
+        """Of tensors that lie on a device."""
+        return [entry for entry in self.entries if entry[4]]
+
+    @property
+    def on_host(self) -> Head:
+        """Without those of a device."""
+        return Head([entry for entry in self.entries if not entry[4]], self.values)
+
+    @property
     def packed(self) -> list[Entry]:
         return [entry for entry in self.entries if _size(*entry[2:4]) < OWN_MESSAGE]
 
@@ -97,17 +107,37 @@ def head_of(content: Content) -> Head:
 
 def _on_host(tensors: dict[Key, Tensor]) -> dict[Key, Tensor]:
     """The tensors in host memory. Those of a device are packed there, and copied at once."""
-    there = {key: _bytes(tensor) for key, tensor in tensors.items() if tensor.device.type != "cpu"}
+    there = {key: tensor for key, tensor in tensors.items() if tensor.device.type != "cpu"}
     if not there:
         return tensors
-    ends = list(itertools.accumulate(_aligned(part.numel()) for part in there.values()))
-    flat = torch.empty(ends[-1], dtype=torch.uint8, device=next(iter(there.values())).device)
-    for part, end in zip(there.values(), ends):
+    flat = _flat(list(there.values()))
+    return {**tensors, **cut(to_host([flat])[0], [(*key, tensor.dtype, tuple(tensor.shape), True) for key, tensor in there.items()])}
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of tensors of one device, one behind the other, each aligned."""
+    parts = [_bytes(tensor) for tensor in tensors]
+    ends = list(itertools.accumulate(_aligned(part.numel()) for part in parts))
+    flat = torch.zeros(ends[-1] if ends else 0, dtype=torch.uint8, device=tensors[0].device if tensors else None)
+    for part, end in zip(parts, ends):
         flat[end - _aligned(part.numel()) :][: part.numel()] = part
-    return {**tensors, **_cut(to_host([flat])[0], [(*key, tensors[key].dtype, tuple(tensors[key].shape), True) for key in there])}
+    return flat
 
 
-def _cut(flat: Tensor, entries: Sequence[Entry]) -> dict[Key, Tensor]:
+def flat_of(content: Content, head: Head, device: torch.device) -> Tensor:
+    """What lies on a device, as one message from device to device. A copy in host memory goes there first."""
+    tensors = [content.tensors[entry[:2]] for entry in head.there]
+    if all(tensor.device == device for tensor in tensors):
+        return _flat(tensors)
+    return to_device(_flat(to_host(tensors)), device)
+
+
+def flat_room(head: Head, device: torch.device) -> Tensor:
+    """Where such a message arrives."""
+    return torch.empty(sum(_aligned(_size(*entry[2:4])) for entry in head.there), dtype=torch.uint8, device=device)
+
+
+def cut(flat: Tensor, entries: Sequence[Entry]) -> dict[Key, Tensor]:
     """Tensors one behind the other in `flat`, each aligned."""
     found, offset = {}, 0
     for name, key, dtype, shape, _ in entries:
@@ -119,7 +149,7 @@ def _cut(flat: Tensor, entries: Sequence[Entry]) -> dict[Key, Tensor]:
 
 def messages_of(content: Content, head: Head, behind: int) -> list[Tensor]:
     """The layer's bytes: its large tensors as they are, then the others in one, each aligned, with `behind` bytes after them."""
-    tensors = _on_host(content.tensors)
+    tensors = _on_host({entry[:2]: content.tensors[entry[:2]] for entry in head.entries})
     packed = torch.zeros(head.packed_size + behind, dtype=torch.uint8)
     offset = 0
     for name, key, dtype, shape, _ in head.packed:
@@ -132,9 +162,9 @@ def messages_of(content: Content, head: Head, behind: int) -> list[Tensor]:
 
 def room_for(head: Head, behind: int) -> tuple[Content, list[Tensor]]:
     """Where a layer arrives: its large tensors, the others once unpack() has been called; and the messages that fill it."""
-    there = [entry for entry in head.entries if entry[4]]
+    there = head.there
     room = empty_on_host([sum(_aligned(_size(*entry[2:4])) for entry in there)], torch.uint8) if there else torch.empty(0)
-    content = Content(_cut(room, there), head.values, {entry[:2] for entry in there})
+    content = Content(cut(room, there), head.values, {entry[:2] for entry in there})
     messages = []
     for name, key, dtype, shape, on_device in head.entries:
         if not on_device:
@@ -169,8 +199,14 @@ def give_away(layer: Layer, optimizer: Optional[torch.optim.Optimizer]) -> None:
 
 
 def take_in(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content, device: torch.device) -> None:
-    """Gives the layer what `content` holds; what lay on a device then lies on this rank's."""
-    tensors = {key: to_device(tensor, device) if key in content.of_device else tensor for key, tensor in content.tensors.items()}
+    """Gives the layer what `content` holds; what lay on a device then lies on this rank's.
+
+    Parts of one message from device to device become tensors of their own: kernels choose by alignment, and bits would depend on it.
+    """
+    tensors = {
+        key: tensor.clone() if tensor.device == device and not tensor.is_cpu else to_device(tensor, device) if key in content.of_device else tensor
+        for key, tensor in content.tensors.items()
+    }
     for (name, key), tensor in tensors.items():
         if name in layer.buffers:
             layer.buffers[name].copy_(tensor)

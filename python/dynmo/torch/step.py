@@ -69,9 +69,10 @@ class Step:
 
     # --- Messages. ---
 
-    def _tag(self, kind: str, boundary: int, micro_batch: int) -> int:
-        place = (boundary * 2 + (kind == "B")) * self._program.micro_batches + micro_batch
-        return place * (self._split.width + 1)
+    def _tag(self, forward: bool, boundary: int, micro_batch: int) -> tuple[int, str]:
+        """The tag of a message, and the purpose of its channel. Micro-batches have the same order on both ranks of a channel."""
+        place = (boundary * 2 + (not forward)) * self._program.micro_batches + micro_batch
+        return place * (self._split.width + 1), f"{'F' if forward else 'B'}{boundary}"
 
     def _boundary(self, stage: int, micro_batch: int) -> list[Spec]:
         """The tensors behind a stage."""
@@ -93,9 +94,9 @@ class Step:
 
     def _arriving(self, action: Action, specs: list[Spec], other: int) -> Arriving:
         forward = other < action.stage
-        tag = self._tag("F" if forward else "B", min(action.stage, other), action.micro_batch)
+        tag, purpose = self._tag(forward, min(action.stage, other), action.micro_batch)
         rank, device = self._program.stages[other].rank, self._split.device.device
-        return Arriving(self._ranks, specs, rank, tag, self._split.limits and forward, device)
+        return Arriving(self._ranks, specs, rank, tag, purpose, self._split.limits and forward, device)
 
     def _arrived(self, kind: str, action: Action) -> Optional[Values]:
         arriving = self._receives.pop((kind, action.stage, action.micro_batch), None)
@@ -107,9 +108,9 @@ class Step:
 
     def _send(self, action: Action, specs: list[Spec], values: Values, other: int) -> None:
         forward = other > action.stage
-        tag = self._tag("F" if forward else "B", min(action.stage, other), action.micro_batch)
+        tag, purpose = self._tag(forward, min(action.stage, other), action.micro_batch)
         rank = self._program.stages[other].rank
-        self._sends += post(self._ranks, specs, values, rank, tag, self._split.limits and forward)
+        self._sends += post(self._ranks, specs, values, rank, tag, purpose, self._split.limits and forward)
 
     def _send_output(self, action: Action) -> None:
         place = (action.stage, action.micro_batch)

@@ -220,6 +220,7 @@ class Survivor:
         rows = rows_of(self._rows, found.members)
         if rows is None:
             return f"lost ranks: {joined(tuple(sorted(lines.lost)))}; {len(found.members)} are left for {len(self._rows)} replicas"
+        pipe._ranks.store = found.store
         pipe._ranks.reform(found.members.index(lines.member), rows, found.address, found.port, f"dynmo/{found.generation}", self._wait_s, store_s)
         pipe._ranks.members = list(found.members)
         told = pipe._ranks.gather(None if self._joins else self._snapshots.holdings())

@@ -26,7 +26,7 @@
 
 namespace dynmo::strict {
 
-constexpr std::size_t kStreams = 64;  // of all devices; the first kDevices are their default ones
+constexpr std::size_t kStreams = 256;  // of all devices; the first kDevices are their default ones
 constexpr std::size_t kPooled = 16;   // of each device, which its pool gives in turn
 
 // Holds how far each stream has come, as one stream or the host knows it.

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dynmo.torch whose tensors go from device to device, by a stand-in of NCCL: the bits of the plain loop and of Gloo's path, and mistakes found."""
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+from safetensors.torch import load_file
+
+import torch_cases
+from torch_channels_rank import CASES, LLAMA, LOSSES, TASKS
+from torch_device_test import DeviceCase
+from torch_support import environment
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Channels(DeviceCase):
+    @classmethod
+    def setUpClass(cls):
+        """All ranks are forked from one process, since imports take longer than the training."""
+        cls.place = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        words = [sys.executable, HERE / "torch_channels_rank.py", cls.place]
+        subprocess.run(words, cwd=HERE, env=environment(), check=True, timeout=250)
+        cls.codes = json.loads((cls.place / "codes.json").read_text(encoding="utf-8"))
+
+    def said(self, name):
+        paths = [*self.place.glob(f"{name}-*.txt"), *(self.place / name).glob("*.txt")]
+        return "\n".join(path.read_text(encoding="utf-8")[-2000:] for path in sorted(paths))
+
+    def load(self, name):
+        return torch.load(self.place / name)
+
+    def test_bits_are_those_of_the_plain_loop_and_losses_near_the_cpus(self):
+        """Layers move every third step. One of the tasks has one device for all ranks, and so Gloo."""
+        for name, cases in CASES.items():
+            alone = "three" if name == "through host memory" else name
+            for index, case in enumerate(cases):
+                with self.subTest(**case):
+                    parts = [self.load(f"{name}-{rank}-{index}.pt") for rank in range(TASKS[name][0])]
+                    self.assertGreaterEqual(len(set(parts[0]["cuts"])), 2)
+                    size = len(parts) // case.get("replicas", 1)
+                    for first in range(0, len(parts), size):
+                        self.assert_same(self.load(f"plain-{alone}-{index}.pt"), parts[first : first + size])
+                    share = 3e-3 if "autocast" in case else 1e-5
+                    for found, of_cpu in zip(parts[0]["losses"][1::2], self.load(f"cpu-{alone}-{index}.pt")[1::2], strict=True):
+                        self.assertLess(abs(found - of_cpu), share * of_cpu, case)
+
+    def test_ranks_do_what_they_should(self):
+        for name, (ranks, _, _) in TASKS.items():
+            with self.subTest(name):
+                self.assertEqual(self.codes[name], [9, 0] if name == "loses" else [0] * ranks, self.said(name))
+
+    def test_checkpoints_go_to_the_cpu_and_back(self):
+        model, _, wanted = torch_cases.train_plainly({**LLAMA, "scheduled": False})
+        for rank in range(2):
+            found = json.loads((self.place / "checkpoints" / f"losses-{rank}.json").read_text())
+            for loss, of_cpu in zip(found, wanted, strict=True):
+                self.assertLess(abs(loss - of_cpu), 1e-5 * of_cpu)
+        weights = load_file(self.place / "checkpoints" / "weights" / "model.safetensors")
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-3, atol=1e-4)
+
+    def test_others_go_on_after_a_loss_and_new_ones_join(self):
+        for case in LOSSES:
+            with self.subTest(case["name"]):
+                victims = [victim for victim, _, _ in case["kills"]]
+                count = case["ranks"] + len(case.get("joins", ()))
+                codes = [-signal.SIGKILL if rank in victims else 0 for rank in range(count)]
+                self.assertEqual(self.codes[case["name"]][:count], codes, self.said(case["name"]))
+                wanted = self.load(f"{'replicas lost' if 'replicas' in case else 'lost'}/plain.pt")
+                parts = [self.load(f"{case['name']}/rank-{rank}.pt") for rank in range(count) if rank not in victims]
+                for part in parts:  # one that has joined has no losses of the steps before
+                    self.assertEqual(part["losses"], wanted["losses"][-len(part["losses"]) :])
+                    part["losses"] = wanted["losses"]
+                    some = {name: wanted["weights"][name] for name in part["weights"]}
+                    self.assert_same({**wanted, "weights": some, "state": {name: wanted["state"][name] for name in some}}, [part])
+                self.assertEqual(sum(len(part["weights"]) for part in parts), len(wanted["weights"]) * case.get("replicas", 1))
+
+
+if __name__ == "__main__":
+    unittest.main()
