@@ -22,7 +22,7 @@ import dynmo.torch as dt
 import torch_cases
 from torch_ranks import kill_here, kill_in, make_pipe
 from torch_support import free_port
-from dynmo.torch import move, ranks, snapshots, state, step
+from dynmo.torch import move, ranks, reduction, snapshots, state, step
 
 PLACES = {
     "forward": (step.Step, "_forward"),
@@ -32,6 +32,7 @@ PLACES = {
     "own snapshot": (state, "clone_of"),  # with replicas, where none travels
     "vote": (move.Mover, "vote"),
     "restore": (snapshots.Snapshots, "restore"),
+    "sums": (reduction.Reduction, "_sum"),
     "new group": (ranks.Ranks, "reform"),
 }
 

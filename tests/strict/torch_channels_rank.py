@@ -41,7 +41,7 @@ LOSSES = [
     {"family": "llama", "device": "strict", "micro_batches": 4, "ranks": 2, "steps": 7, "clip": 1.0, "name": "joined", "every": 2, "joins": [2],
      "kills": [[0, 5, "forward"]]},
     {"family": "llama", "device": "strict", "micro_batches": 4, "ranks": 4, "replicas": 2, "steps": 5, "name": "replicas lost", "plain": True,
-     "kills": [[3, 2, "forward"]]},
+     "kills": [[3, 2, "sums"]]},
 ]
 
 
@@ -191,6 +191,12 @@ def is_stuck(folder):
         else:
             raise AssertionError("it has arrived")
         (folder / "stuck").touch()
+        for wait in (pipe._ranks.settle, lambda: pipe._ranks.sum(torch.zeros(1))):  # nothing that came later is believed
+            try:
+                wait()
+            except dynmo.RankLostError:
+                continue
+            raise AssertionError("an aborted channel")
     else:
         while not (folder / "stuck").exists():
             torch.zeros(1)

@@ -78,7 +78,7 @@ def identity_of(device: torch.device) -> str:
             host = file.read().strip()
     except (AttributeError, OSError, RuntimeError):
         return ""
-    name = str(getattr(properties, "uuid", "") or getattr(properties, "pci_bus_id", ""))
+    name = str(getattr(properties, "uuid", ""))
     return f"{host} {name}" if name else ""
 
 

@@ -35,7 +35,7 @@ def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
             own = mine[0].grad
             assert own is not None
             other_rank = owners[tie.layers[0] if here[1] else tie.layers[1]]
-            arrived = ranks.receive(torch.empty_like(own), other_rank, TIE_TAG + index, purpose="tie")
+            arrived = ranks.receive(torch.empty_like(own, memory_format=torch.contiguous_format), other_rank, TIE_TAG + index, purpose="tie")
             sent = ranks.send(own.contiguous(), other_rank, TIE_TAG + index, purpose="tie")
             other = arrived.wait()
             sent.wait()

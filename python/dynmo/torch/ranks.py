@@ -181,15 +181,13 @@ class Ranks:
 
         Gloo does not see the end of a connection on which a message arrives for a sum that has failed. But a wait that times out closes all.
         """
-        self._abort_channels("the group is given up")
         self._sockets.shut_down()
         group = self._group
-        if group is None:
-            return
         for peer in range(self.world):
-            if peer != self.number:
+            if group is not None and peer != self.number:
                 with contextlib.suppress(RuntimeError):
                     group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
+        self._abort_channels("the group is given up")
 
     def reform(
         self, number: int, rows: list[list[int]], address: str, port: int, name: str, timeout_s: float, store_s: float

@@ -28,7 +28,7 @@ except ImportError as _error:
     raise ImportError("dynmo.torch.PipelineTrainer: transformers is missing, wanted 5: pip install 'transformers[torch]'") from _error
 
 FOLDER = "pipeline"  # in a checkpoint
-OPTIONS = ("plan", "schedule", "balance", "balancer", "run", "metrics", "metrics_port", "peak_flops", "log", "log_level", "seed", "timeout_s")
+OPTIONS = ("plan", "schedule", "balance", "balancer", "run", "metrics", "metrics_port", "peak_flops", "log", "log_level", "seed", "timeout_s", "lane")
 FIXED = ("interleaved", "adaptive")  # their orders are for one number of micro-batches
 OF_A_RANK = ("local_rank", "report_to", "run_name", "disable_tqdm", "log_level", "log_level_replica")  # arguments that ranks may have otherwise
 PARTS = "a rank has a part of the model"
