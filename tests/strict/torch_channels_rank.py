@@ -27,12 +27,13 @@ from torch_survival_rank import can_fork, forked, run
 
 COMMON = {"device": "strict", "micro_batches": 4, "steps": 7, "clip": 1.0}  # layers move before steps 0, 3 and 6
 OF_THREE = [{**COMMON, "family": "llama", "seed": 5, "freeze": True, "freeze_at": 3, "thaw_at": 6, "optimizer": "foreach"}]
+SHORT = {**COMMON, "steps": 4}
 OF_TWO = [
-    {**COMMON, "family": "llama", "seed": 6, "apart": True},
-    {**COMMON, "family": "llama", "seed": 7, "autocast": True, "accumulation": 2},
-    {**COMMON, "family": "gpt2", "seed": 8, "config": {"tie_word_embeddings": True}, "canonical": True},
+    {**SHORT, "family": "llama", "seed": 6, "apart": True},
+    {**SHORT, "family": "llama", "seed": 7, "autocast": True, "accumulation": 2},
+    {**SHORT, "family": "gpt2", "seed": 8, "config": {"tie_word_embeddings": True}, "canonical": True},
 ]
-OF_REPLICAS = [{**COMMON, "family": "llama", "seed": 9, "replicas": 2}]
+OF_REPLICAS = [{**SHORT, "family": "llama", "seed": 9, "replicas": 2}]
 BY_CHANNELS = {"three": OF_THREE, "two": OF_TWO, "replicas": OF_REPLICAS}
 CASES = {**BY_CHANNELS, "through host memory": OF_THREE}
 LOSSES = [

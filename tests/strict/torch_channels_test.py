@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """dynmo.torch whose tensors go from device to device, by a stand-in of NCCL: the bits of the plain loop and of Gloo's path, and mistakes found."""
+import contextlib
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -25,7 +27,12 @@ class Channels(DeviceCase):
         """All ranks are forked from one process, since imports take longer than the training."""
         cls.place = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         words = [sys.executable, HERE / "torch_channels_rank.py", cls.place]
-        subprocess.run(words, cwd=HERE, env=environment(), check=True, timeout=250)
+        parent = subprocess.Popen(words, cwd=HERE, env=environment(), start_new_session=True)
+        try:
+            assert parent.wait(timeout=250) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
         cls.codes = json.loads((cls.place / "codes.json").read_text(encoding="utf-8"))
 
     def said(self, name):
