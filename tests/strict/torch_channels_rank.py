@@ -266,6 +266,8 @@ def plainly(folder):
         for index, case in enumerate(CASES[name]):
             torch.save(torch_cases.result_of(*torch_cases.train_plainly(case)), folder / f"plain-{name}-{index}.pt")
             torch.save(torch_cases.train_plainly({**case, "device": "cpu"})[2], folder / f"cpu-{name}-{index}.pt")
+    model, _, losses = torch_cases.train_plainly({**LLAMA, "scheduled": False})
+    torch.save({"losses": losses, "weights": model.state_dict()}, folder / "cpu-checkpoints.pt")
 
 
 def codes_of(children):
@@ -286,6 +288,8 @@ def main(folder, *names):
         if not names or case["name"] in names:
             codes[case["name"]] = run(case, folder / case["name"])
     codes["plain"] = codes_of(plain)
+    of_tasks = {name: (count, CASES.get(name, [])) for name, (count, _, _) in TASKS.items()}
+    torch.save({"tasks": of_tasks, "losses": LOSSES}, folder / "cases.pt")
     (folder / "codes.json").write_text(json.dumps(codes), encoding="utf-8")
 
 

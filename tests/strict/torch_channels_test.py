@@ -13,15 +13,12 @@ import unittest
 import torch
 from safetensors.torch import load_file
 
-import torch_cases
-from torch_channels_rank import CASES, LLAMA, LOSSES, TASKS
-from torch_device_test import DeviceCase
-from torch_support import environment
+from torch_support import RankCase, environment
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-class Channels(DeviceCase):
+class Channels(RankCase):
     @classmethod
     def setUpClass(cls):
         """All ranks are forked from one process, since imports take longer than the training."""
@@ -34,6 +31,7 @@ class Channels(DeviceCase):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)
         cls.codes = json.loads((cls.place / "codes.json").read_text(encoding="utf-8"))
+        cls.cases = torch.load(cls.place / "cases.pt")
 
     def said(self, name):
         paths = [*self.place.glob(f"{name}-*.txt"), *(self.place / name).glob("*.txt")]
@@ -44,11 +42,11 @@ class Channels(DeviceCase):
 
     def test_bits_are_those_of_the_plain_loop_and_losses_near_the_cpus(self):
         """Layers move every third step. One of the tasks has one device for all ranks, and so Gloo."""
-        for name, cases in CASES.items():
+        for name, (ranks, cases) in self.cases["tasks"].items():
             alone = "three" if name == "through host memory" else name
             for index, case in enumerate(cases):
                 with self.subTest(**case):
-                    parts = [self.load(f"{name}-{rank}-{index}.pt") for rank in range(TASKS[name][0])]
+                    parts = [self.load(f"{name}-{rank}-{index}.pt") for rank in range(ranks)]
                     self.assertGreaterEqual(len(set(parts[0]["cuts"])), 2)
                     size = len(parts) // case.get("replicas", 1)
                     for first in range(0, len(parts), size):
@@ -58,22 +56,22 @@ class Channels(DeviceCase):
                         self.assertLess(abs(found - of_cpu), share * of_cpu, case)
 
     def test_ranks_do_what_they_should(self):
-        for name, (ranks, _, _) in TASKS.items():
+        for name, (ranks, _) in self.cases["tasks"].items():
             with self.subTest(name):
                 self.assertEqual(self.codes[name], [9, 0] if name == "loses" else [0] * ranks, self.said(name))
 
     def test_checkpoints_go_to_the_cpu_and_back(self):
-        model, _, wanted = torch_cases.train_plainly({**LLAMA, "scheduled": False})
+        wanted = self.load("cpu-checkpoints.pt")
         for rank in range(2):
             found = json.loads((self.place / "checkpoints" / f"losses-{rank}.json").read_text())
-            for loss, of_cpu in zip(found, wanted, strict=True):
+            for loss, of_cpu in zip(found, wanted["losses"], strict=True):
                 self.assertLess(abs(loss - of_cpu), 1e-5 * of_cpu)
         weights = load_file(self.place / "checkpoints" / "weights" / "model.safetensors")
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-3, atol=1e-4)
+        for name, parameter in wanted["weights"].items():
+            torch.testing.assert_close(weights[name], parameter, rtol=1e-3, atol=1e-4)
 
     def test_others_go_on_after_a_loss_and_new_ones_join(self):
-        for case in LOSSES:
+        for case in self.cases["losses"]:
             with self.subTest(case["name"]):
                 victims = [victim for victim, _, _ in case["kills"]]
                 count = case["ranks"] + len(case.get("joins", ()))
