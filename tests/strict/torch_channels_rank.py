@@ -3,10 +3,12 @@
 
 STRICT_CHANNELS is "own" where each process has a device of its own, "one" where all share one.
 """
+import datetime
 import json
 import os
 import pathlib
 import sys
+import types
 from unittest import mock
 
 import torch
@@ -18,7 +20,7 @@ import strict_channels
 import strict_torch
 import torch_cases
 import torch_rank
-from dynmo.torch import channels, lanes, ranks
+from dynmo.torch import channels, lanes, program, ranks
 from plans import plan_of
 from torch_device_rank import LLAMA, checkpoints, counted_step
 from torch_ranks import make_pipe, refused, train_step
@@ -32,6 +34,7 @@ OF_TWO = [
     {**SHORT, "family": "llama", "seed": 6, "apart": True},
     {**SHORT, "family": "llama", "seed": 7, "autocast": True, "accumulation": 2},
     {**SHORT, "family": "gpt2", "seed": 8, "config": {"tie_word_embeddings": True}, "canonical": True},
+    {**SHORT, "family": "mixtral", "seed": 10, "config": {"output_router_logits": True}},  # several tensors a boundary
 ]
 OF_REPLICAS = [{**SHORT, "family": "llama", "seed": 9, "replicas": 2}]
 BY_CHANNELS = {"three": OF_THREE, "two": OF_TWO, "replicas": OF_REPLICAS}
@@ -97,9 +100,43 @@ def shares_a_device(folder):
         assert "two ranks on a device" in str(error)
     else:
         raise AssertionError("two ranks on a device")
+    checks_nccl()
+    checks_order()
     assert channels.reason_for_host([("a", "nccl"), ("b", "")], torch.device("cuda", 0)) == "rank 1 has no backend of torch.distributed for cuda"
     assert "does not say which one it is" in channels.reason_for_host([("a", "nccl"), ("", "nccl")], torch.device("cuda", 0))
     assert channels.reason_for_host([("a", "nccl"), ("b", "nccl")], torch.device("cuda", 0)) == ""
+
+
+class Nccl:
+    """PyTorch's class, which here can be made by no rank."""
+
+    Options = types.SimpleNamespace
+
+    def __init__(self, *given):
+        self.given, self.read = given, {name: os.environ.get(name) for name in channels.OF_NCCL}
+
+    def eager_connect_single_device(self, device):
+        self.device = device
+
+
+def checks_nccl():
+    """Groups are connected when they are made. PyTorch's watchdog is off for them, and for no other group."""
+    first, second = channels.OF_NCCL
+    place, limit = torch.device("cuda", 1), datetime.timedelta(seconds=7)
+    with mock.patch.object(dist, "ProcessGroupNCCL", Nccl), mock.patch.dict(os.environ, {first: "3"}):
+        group = channels._connect_by("nccl")("store", 1, place, limit)
+        assert os.environ[first] == "3" and second not in os.environ
+    assert group.given == ("store", 1, 2, types.SimpleNamespace(_timeout=limit)) and group.device == place
+    assert group.read == {first: "0", second: "0"}
+
+
+def checks_order():
+    """All that a plan needs, in one order; boundaries within a rank need nothing."""
+    plan = program.read_plan(plan_of([2, 1, 2, 1], "interleaved", 2, [0, 1, 1, 0]), 2, 6)
+    ties = [types.SimpleNamespace(layers=(0, 2)), types.SimpleNamespace(layers=(0, 5))]
+    found = channels.describe(channels.channels_of(plan, ties, [[0, 1], [3, 2]]))
+    assert found == ("F0 0>1, B0 1>0, F2 1>0, B2 0>1, tie 0>1, tie 1>0, F0 3>2, B0 2>3, F2 2>3, B2 3>2, tie 3>2, tie 2>3, "
+                     "sum 0>3, sum 3>0, sum 1>2, sum 2>1"), found
 
 
 def own_rank():
