@@ -98,11 +98,12 @@ class Mover:
     ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
         """Sends `contents` by layer, as `transfers` of all ranks says; what has arrived here, None where a digest differs; heads of all that moved.
 
-        What goes from device to device stays there, unless `on_host`.
+        What passes `on_host` arrives in host memory, and takes no memory of a device but for a layer.
         """
         changed = sorted({transfer.layer for transfer in transfers})
         heads = self._agree(plan, {layer: state.head_of(content) for layer, content in contents.items()}, changed)
-        self._ranks.open(list(dict.fromkeys(Channel(transfer.source, transfer.target, "move") for transfer in transfers)))
+        if not on_host:
+            self._ranks.open(list(dict.fromkeys(Channel(transfer.source, transfer.target, "move") for transfer in transfers)))
         return self._exchange(transfers, contents, heads, on_host), {layer: heads[layer] for layer in changed}
 
     def _agree(self, new: Plan, own: dict[int, state.Head], changed: list[int]) -> dict[int, state.Head]:
@@ -126,7 +127,7 @@ class Mover:
     ) -> Optional[dict[int, state.Content]]:
         """What has arrived, by layer; None where a digest differs."""
         incoming = []
-        device = self._ranks.channel_device
+        device = None if on_host else self._ranks.channel_device
         through_host = {layer: head if device is None else head.on_host for layer, head in heads.items()}
         targets: dict[int, list[tuple[int, int]]] = {}  # replica and position, of what this rank sends
         for transfer in transfers:
@@ -169,8 +170,7 @@ class Mover:
             elif arrived is not None:
                 state.unpack(packed, through_host[part.layer], part.content)
                 if part.layer in copies:
-                    flat_arrived = (copies if on_host else there)[part.layer]
-                    part.content.tensors.update(state.cut(flat_arrived, heads[part.layer].there))
+                    part.content.tensors.update(state.cut(there[part.layer], heads[part.layer].there))
                     part.content.of_device = {entry[:2] for entry in heads[part.layer].there}
                 arrived[part.layer] = part.content
         for message in outgoing:

@@ -37,7 +37,7 @@ def _aligned(size: int) -> int:
 class Content:
     """A layer with its optimizer state: tensors, and values that are none.
 
-    A copy lies in host memory; `of_device` says which of its tensors lay on a device.
+    A copy lies in host memory, or is one message on a device. `of_device` says which of its tensors lay on one.
     """
 
     tensors: dict[Key, Tensor] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """The bytes of tensors of one device, one behind the other, each aligned."""
     parts = [_bytes(tensor) for tensor in tensors]
     ends = list(itertools.accumulate(_aligned(part.numel()) for part in parts))
-    flat = torch.zeros(ends[-1] if ends else 0, dtype=torch.uint8, device=tensors[0].device if tensors else None)
+    flat = torch.zeros(max([ALIGNMENT, *ends]), dtype=torch.uint8, device=tensors[0].device if tensors else None)
     for part, end in zip(parts, ends):
         flat[end - _aligned(part.numel()) :][: part.numel()] = part
     return flat
@@ -134,7 +134,7 @@ def flat_of(content: Content, head: Head, device: torch.device) -> Tensor:
 
 def flat_room(head: Head, device: torch.device) -> Tensor:
     """Where such a message arrives."""
-    return torch.empty(sum(_aligned(_size(*entry[2:4])) for entry in head.there), dtype=torch.uint8, device=device)
+    return torch.empty(max(ALIGNMENT, sum(_aligned(_size(*entry[2:4])) for entry in head.there)), dtype=torch.uint8, device=device)
 
 
 def cut(flat: Tensor, entries: Sequence[Entry]) -> dict[Key, Tensor]:
