@@ -99,6 +99,9 @@ class Group : public transport::Transport {
   // Returns the store for the next generation's GroupOptions, or null if the group has met without
   // one. It works while the process that opened it lives.
   [[nodiscard]] virtual std::shared_ptr<Store> store() const = 0;
+  // Returns a store of the words of this group's control plane. They end with the group. A rank
+  // that waits for a word gets an exception when a rank is lost. Requires size() > 1.
+  [[nodiscard]] virtual std::shared_ptr<Store> words() const = 0;
   // Returns the address at which other ranks reach this one, or "" if the rank was alone from the
   // start.
   [[nodiscard]] virtual const std::string& address() const = 0;

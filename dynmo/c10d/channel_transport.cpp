@@ -2,9 +2,14 @@
 #include "dynmo/c10d/channel_transport.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <chrono>
+#include <algorithm>
 #include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
@@ -14,7 +19,14 @@
 namespace dynmo::c10d {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{100};
+using PairGroup = c10::intrusive_ptr<::c10d::Backend>;
+using PairGroups = std::map<Channel, PairGroup>;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLookEvery{100};
+constexpr milliseconds kConnectLook{10};  // between two looks for a failure
+// For the end of a thread that connects when the ranks' other transport has failed.
+constexpr milliseconds kGiveUpTime{1000};
 constexpr int kSource = 0;  // ranks of a channel's group
 constexpr int kDestination = 1;
 
@@ -25,12 +37,105 @@ std::string first_line(const std::exception& exception) {
 
 }  // namespace
 
+// Calls of a library that may wait, each on a thread of its own. One thread starts and joins them.
+// Copies share the calls.
+class SideCalls {
+ public:
+  // The call keeps what it uses alive. An exception of it is the result's `fault`.
+  void start(std::function<void()> call) {
+    std::function<void()> run = [shared = shared_, call = std::move(call)]() mutable {
+      std::string fault;
+      try {
+        call();
+      } catch (const std::exception& exception) {
+        fault = first_line(exception);
+      } catch (...) {
+        fault = "an unknown exception";
+      }
+      call = nullptr;  // what it used is released here
+      const std::lock_guard lock(shared->mutex);
+      if (!fault.empty()) shared->fault = fault;
+      --shared->running;
+      shared->ended.notify_all();
+    };
+    std::unique_lock lock(shared_->mutex);
+    ++shared_->running;
+    try {
+      shared_->threads.emplace_back(run);
+    } catch (const std::system_error&) {  // no thread is left
+      lock.unlock();
+      run();
+    }
+  }
+
+  // Returns whether all calls have returned, at most after `time`. Then their threads have ended.
+  [[nodiscard]] bool wait_for(milliseconds time) const {
+    std::vector<std::thread> threads;
+    {
+      std::unique_lock lock(shared_->mutex);
+      if (!shared_->ended.wait_for(lock, time, [&] { return shared_->running == 0; })) return false;
+      threads.swap(shared_->threads);
+    }
+    for (std::thread& thread : threads) thread.join();
+    return true;
+  }
+  // Leaves the threads of calls that do not return.
+  void leave() const {
+    const std::lock_guard lock(shared_->mutex);
+    for (std::thread& thread : shared_->threads) thread.detach();
+    shared_->threads.clear();
+  }
+  [[nodiscard]] std::string fault() const {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->fault;
+  }
+
+ private:
+  struct Shared {
+    std::mutex mutex;  // guards all below
+    std::condition_variable ended;
+    int running = 0;
+    std::string fault;
+    std::vector<std::thread> threads;
+  };
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+};
+
+namespace {
+
+// Aborts all groups at the same time: what the first one waits for may be a kernel of the last one.
+SideCalls abort_together(PairGroups groups) {
+  SideCalls calls;
+  for (auto& [channel, group] : groups) {
+    calls.start([group = std::move(group)] { group->abort(); });
+  }
+  return calls;
+}
+
+}  // namespace
+
 // Any thread may call.
 struct ChannelTransport::State {
   mutable std::mutex mutex;  // guards all below
-  std::map<Channel, c10::intrusive_ptr<::c10d::Backend>> groups;
+  PairGroups groups;
   std::optional<Error> why;  // it failed
+  std::vector<SideCalls> aborting;
+  std::deque<c10::intrusive_ptr<::c10d::Work>> posted;  // those that may be in flight
 
+  void note_posted(c10::intrusive_ptr<::c10d::Work> work) {
+    const std::lock_guard lock(mutex);
+    std::erase_if(posted, [](const auto& each) { return each->isCompleted(); });
+    posted.push_back(std::move(work));
+  }
+  [[nodiscard]] bool in_flight() const {
+    const std::lock_guard lock(mutex);
+    try {
+      return !why &&
+             std::ranges::any_of(posted, [](const auto& each) { return !each->isCompleted(); });
+    } catch (const std::exception&) {  // the device has failed: it waits for nothing
+      return false;
+    }
+  }
   [[nodiscard]] std::optional<Error> failure() const {
     const std::lock_guard lock(mutex);
     return why;
@@ -39,7 +144,24 @@ struct ChannelTransport::State {
     const std::lock_guard lock(mutex);
     if (why) return;
     why = error;
-    for (const auto& [channel, group] : groups) group->abort();
+    posted.clear();
+    aborting.push_back(abort_together(std::exchange(groups, {})));
+  }
+  // Aborts groups that are not among `groups` any more.
+  void abort_other(PairGroups others) {
+    const std::lock_guard lock(mutex);
+    aborting.push_back(abort_together(std::move(others)));
+  }
+  // Waits until all is aborted, at most for `time`.
+  void finish_abort(milliseconds time) {
+    std::vector<SideCalls> calls;
+    {
+      const std::lock_guard lock(mutex);
+      calls.swap(aborting);
+    }
+    for (const SideCalls& call : calls) {
+      if (!call.wait_for(time)) call.leave();
+    }
   }
 };
 
@@ -86,8 +208,7 @@ ChannelTransport::ChannelTransport(ChannelOptions options)
 ChannelTransport::~ChannelTransport() {
   watcher_.request_stop();
   watcher_.join();
-  if (state_->failure()) return;
-  for (const auto& [channel, group] : state_->groups) group->shutdown();
+  abort(make_error(ErrorCode::kPeerLost, "the channels of rank {} have ended", self()));
 }
 
 void ChannelTransport::watch(const std::stop_token& stop) {
@@ -96,11 +217,61 @@ void ChannelTransport::watch(const std::stop_token& stop) {
   std::unique_lock lock(mutex);
   while (!stop.stop_requested()) {
     stopped.wait_for(lock, stop, kLookEvery, [] { return false; });
-    if (const auto failure = options_.failure()) return abort(*failure);
+    if (const auto failure = options_.failure()) return state_->fail(*failure);
   }
 }
 
-void ChannelTransport::abort(const Error& why) { state_->fail(why); }
+void ChannelTransport::abort(const Error& why) {
+  state_->fail(why);
+  state_->finish_abort(options_.patience);
+}
+
+std::optional<Error> ChannelTransport::failure() const { return state_->failure(); }
+
+std::function<bool()> ChannelTransport::in_flight() const {
+  return [state = state_] { return state->in_flight(); };
+}
+
+// Waits for `calls` on other threads, but not longer than the ranks' other transport works.
+std::optional<Error> ChannelTransport::failure_before(const SideCalls& calls) {
+  while (!calls.wait_for(kConnectLook)) {
+    auto failure = state_->failure();
+    if (!failure) failure = options_.failure();
+    if (!failure) continue;
+    state_->fail(*failure);
+    return failure;
+  }
+  return std::nullopt;
+}
+
+Expected<void> ChannelTransport::connect(const Channel& channel) {
+  const auto made = std::make_shared<PairGroup>();
+  SideCalls call;
+  call.start([made, channel, opening = opening_, connect = options_.connect] {
+    *made = connect(channel, opening);
+  });
+  if (const auto failure = failure_before(call)) {
+    if (call.wait_for(kGiveUpTime)) {
+      if (*made) state_->abort_other({{channel, std::move(*made)}});
+    } else {
+      call.leave();
+    }
+    return *failure;
+  }
+  if (!*made) {
+    if (const auto failure = options_.failure()) return *failure;
+    const WorldRank other = channel.from == self() ? channel.to : channel.from;
+    return make_error(ErrorCode::kPeerLost, "no channel between rank {} and rank {}: {}", self(),
+                      other, call.fault());
+  }
+  const std::lock_guard lock(state_->mutex);
+  if (state_->why) {
+    state_->aborting.push_back(abort_together({{channel, std::move(*made)}}));
+    return *state_->why;
+  }
+  state_->groups.emplace(channel, std::move(*made));
+  return {};
+}
 
 Expected<void> ChannelTransport::open(std::span<const Channel> channels) {
   for (const Channel& channel : channels) {
@@ -110,19 +281,40 @@ Expected<void> ChannelTransport::open(std::span<const Channel> channels) {
       if (state_->why) return *state_->why;
       if (state_->groups.contains(channel)) continue;
     }
-    try {
-      auto group = options_.connect(channel);  // (not under the lock: it waits for the other)
-      const std::lock_guard lock(state_->mutex);
-      if (state_->why) group->abort();
-      state_->groups.emplace(channel, std::move(group));
-    } catch (const std::exception& exception) {
-      const WorldRank other = channel.from == self() ? channel.to : channel.from;
-      return make_error(ErrorCode::kPeerLost, "no channel between rank {} and rank {}: {}", self(),
-                        other, first_line(exception));
-    }
+    DYNMO_TRY(connect(channel));
   }
   if (const auto failure = state_->failure()) return *failure;
   return {};
+}
+
+Expected<void> ChannelTransport::close() {
+  if (!options_.device.is_cpu()) {
+    c10::impl::VirtualGuardImpl(options_.device.type()).synchronizeDevice(options_.device.index());
+  }
+  PairGroups closing;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->why) return *state_->why;
+    closing.swap(state_->groups);
+    state_->posted.clear();
+  }
+  ++opening_;
+  if (closing.empty()) return {};
+  SideCalls call;  // one after another: each waits for the other rank's, which has the same order
+  call.start([closing] {
+    for (const auto& [channel, group] : closing) group->shutdown();
+  });
+  auto failure = failure_before(call);
+  if (!failure && call.fault().empty()) return {};
+  if (!failure) failure = options_.failure();
+  const Error why = failure ? *failure
+                            : make_error(ErrorCode::kPeerLost, "the channels of rank {}: {}",
+                                         self(), call.fault());
+  state_->fail(why);
+  state_->abort_other(std::move(closing));
+  state_->finish_abort(options_.patience);
+  if (!call.wait_for(kGiveUpTime)) call.leave();
+  return why;
 }
 
 std::unique_ptr<transport::Operation> ChannelTransport::send(transport::Member to,
@@ -141,7 +333,7 @@ std::unique_ptr<transport::Operation> ChannelTransport::receive(transport::Membe
 
 std::unique_ptr<transport::Operation> ChannelTransport::post(const Channel& channel,
                                                              std::span<std::byte> bytes) {
-  c10::intrusive_ptr<::c10d::Backend> group;
+  PairGroup group;
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->why) return std::make_unique<Failed>(*state_->why);
@@ -162,6 +354,7 @@ std::unique_ptr<transport::Operation> ChannelTransport::post(const Channel& chan
   try {
     auto work =
         sends ? group->send(tensors, kDestination, /*tag=*/0) : group->recv(tensors, kSource, 0);
+    state_->note_posted(work);
     return std::make_unique<Posted>(std::move(work), fail,
                                     [state = state_] { return state->failure(); });
   } catch (const std::exception& exception) {

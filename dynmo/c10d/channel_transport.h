@@ -6,15 +6,15 @@
 // own communicator. This file knows only c10d's interface; nccl_transport.h has the groups.
 //
 // Both ranks take part in making a communicator. So all ranks open the channels of a schedule in
-// one order before they run it. Channels stay open, and a plan that returns finds its own.
+// one order before they run it. Channels stay open, and a plan that returns finds its own. They
+// belong to one group of ranks, and end with it (docs/decisions/042-channels-of-a-generation.md).
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -44,25 +44,42 @@ struct ChannelOptions {
   int size = 1;
   at::Device device = at::kCPU;  // device of the bytes of sends and receives
   // Makes the group of a channel, with the source as rank 0 and the destination as rank 1. Returns
-  // when both have called it. May throw.
-  std::function<c10::intrusive_ptr<::c10d::Backend>(const Channel&)> connect;
+  // when both have called it. `opening` is the number of earlier calls of close(). May throw. Runs
+  // on a thread of its own, which outlives the transport if it does not return after a failure.
+  std::function<c10::intrusive_ptr<::c10d::Backend>(const Channel&, int opening)> connect;
   // Returns the failure of the ranks' other transport, if there is one. Called now and then,
   // because a device waits for a lost rank forever unless the groups are aborted.
   std::function<std::optional<Error>()> failure = [] { return std::optional<Error>(); };
+  // Longest wait for groups that close or are aborted. After it their threads are left behind.
+  std::chrono::milliseconds patience{10000};
 };
+
+class SideCalls;  // on threads of their own
 
 // Follows the rules of transport.h with two exceptions. The bytes are in the memory of `device`.
 // The host does not wait: wait() returns when the device's current stream will wait for them. Only
 // a channel that was opened may be used.
+//
+// After a failure all groups are aborted at the same time, by threads that wait for nothing on the
+// device: a kernel of one group may be queued behind one of another. What was received then is not
+// to be used, and the failure is known before a wait for the device returns.
 class ChannelTransport final : public transport::Transport {
  public:
   explicit ChannelTransport(ChannelOptions options);
-  // Closes the channels. All ranks call it when nothing is in flight.
+  // Aborts the channels that are open.
   ~ChannelTransport() override;
 
   // Opens the channels of this rank that are not open yet. All ranks of the group call it with
   // equal channels, at the same point of their work. Fails with kPeerLost.
   [[nodiscard]] Expected<void> open(std::span<const Channel> channels);
+  // Waits for the device and closes the channels, which open() may open again. All ranks of the
+  // group call it when they have waited for all messages. Fails with kPeerLost.
+  [[nodiscard]] Expected<void> close();
+  // Returns the failure, if the transport has failed. Any thread may call.
+  [[nodiscard]] std::optional<Error> failure() const;
+  // Returns a function that returns whether a message is in flight, so that the device may wait for
+  // a peer. Any thread may call it, also when the transport has ended.
+  [[nodiscard]] std::function<bool()> in_flight() const;
 
   [[nodiscard]] transport::Member rank() const override {
     return transport::Member(options_.rank.value);
@@ -72,16 +89,20 @@ class ChannelTransport final : public transport::Transport {
                                              std::span<const std::byte> bytes) override;
   std::unique_ptr<transport::Operation> receive(transport::Member from, transport::Tag tag,
                                                 std::span<std::byte> bytes) override;
+  // Returns when the channels are aborted: nothing of them accesses memory of the device.
   void abort(const Error& why) override;
 
  private:
   struct State;
   std::unique_ptr<transport::Operation> post(const Channel& channel, std::span<std::byte> bytes);
   void watch(const std::stop_token& stop);
+  [[nodiscard]] Expected<void> connect(const Channel& channel);
+  [[nodiscard]] std::optional<Error> failure_before(const SideCalls& calls);
 
   [[nodiscard]] WorldRank self() const { return options_.rank; }
 
   ChannelOptions options_;
+  int opening_ = 0;
   std::shared_ptr<State> state_;  // shared with the operations
   // Last, because it uses the other members.
   std::jthread watcher_;

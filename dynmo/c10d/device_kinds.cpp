@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/c10d/device_kinds.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -28,6 +30,12 @@ KindTable& kind_table() {
 }
 
 }  // namespace
+
+void free_cached_memory(at::Device device) {
+  if (device.is_cpu()) return;
+  auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator != nullptr && allocator->initialized()) allocator->emptyCache();
+}
 
 DeviceKind device_kind(std::string_view name) {
   KindTable& table = kind_table();

@@ -32,6 +32,10 @@ struct DeviceKind {
                                      at::Device device) = nullptr;
 };
 
+// Gives back memory that the device's allocator keeps for later, where the device has such an
+// allocator. A new generation has layers of other sizes, and other ranks may share the device.
+void free_cached_memory(at::Device device);
+
 // Returns the kind of a name of device_names().
 [[nodiscard]] DeviceKind device_kind(std::string_view name);
 

@@ -6,6 +6,8 @@
 
 #include "dynmo/c10d/closing_groups.h"
 #include "dynmo/c10d/gloo_group_impl.h"
+#include "dynmo/c10d/relay_store_impl.h"
+#include "dynmo/c10d/store_impl.h"
 #include "dynmo/core/check.h"
 
 namespace dynmo::c10d {
@@ -123,6 +125,13 @@ class GlooGroup final : public Group {
   }
   Expected<void> leave() override;
   [[nodiscard]] std::shared_ptr<Store> store() const override { return store_; }
+  [[nodiscard]] std::shared_ptr<Store> words() const override {
+    DYNMO_CHECK(state_->watch != nullptr, "a group of several ranks, got {}", size());
+    auto store = std::make_shared<Store>();
+    store->keys = c10::make_intrusive<RelayStore>(state_->watch, timeout_);
+    store->address = state_->address;
+    return store;
+  }
   [[nodiscard]] const std::string& address() const override { return state_->address; }
 
  private:

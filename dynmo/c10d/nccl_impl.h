@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The two functions of the library libdynmo_nccl.so (nccl/nccl.cpp). It is built if the headers of
-// CUDA and NCCL are found, and loaded only with libtorch_cuda.so. Everything else about NCCL is in
-// the program (nccl_transport.cpp) and uses c10d's own interface.
+// The three functions of the library libdynmo_nccl.so (nccl/nccl.cpp). It is built if the headers
+// of CUDA and NCCL are found, and loaded only with libtorch_cuda.so. Everything else about NCCL is
+// in the program (nccl_transport.cpp) and uses c10d's own interface.
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
@@ -30,5 +30,9 @@ inline constexpr const char* kConnectNccl = "dynmo_connect_nccl";
 // it. All processes get the same address, however they number devices.
 using NameCudaDevice = void(at::Device device, std::string& name);
 inline constexpr const char* kNameCudaDevice = "dynmo_name_cuda_device";
+
+// Returns the version of the NCCL that is loaded, as ncclGetVersion has it, or 0.
+using NcclVersion = int();
+inline constexpr const char* kNcclVersion = "dynmo_nccl_version";
 
 }  // namespace dynmo::c10d

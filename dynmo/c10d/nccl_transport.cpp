@@ -4,9 +4,9 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "dynmo/c10d/nccl_impl.h"
 #include "dynmo/c10d/store_impl.h"
@@ -22,13 +22,15 @@ namespace {
 struct Library {
   ConnectNccl* connect = nullptr;
   NameCudaDevice* name_device = nullptr;
+  NcclVersion* version = nullptr;
 };
 
 Library load_library() {
   void* library = ::dlopen("libdynmo_nccl.so", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return {};
   return {reinterpret_cast<ConnectNccl*>(::dlsym(library, kConnectNccl)),
-          reinterpret_cast<NameCudaDevice*>(::dlsym(library, kNameCudaDevice))};
+          reinterpret_cast<NameCudaDevice*>(::dlsym(library, kNameCudaDevice)),
+          reinterpret_cast<NcclVersion*>(::dlsym(library, kNcclVersion))};
 }
 
 // Names this device among all of the job; "" where that, or NCCL, cannot be known.
@@ -43,32 +45,25 @@ std::string device_name(const Library& library, at::Device device) {
 
 }  // namespace
 
-Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options, at::Device device) {
+Expected<NcclTransport> connect_channels(Group& group, at::Device device,
+                                         const ChannelMaker& maker) {
   NcclTransport result;
-  if (group.size() == 1) return result;
-  const Library library = load_library();
-  DYNMO_ASSIGN(const auto names,
-               transport::gather_texts(group, transport::control_tag(transport::Control::kDevices),
-                                       device_name(library, device)));
-  const std::set<std::string> different(names.begin(), names.end());
-  if (different.contains("")) {
-    result.why_not = "not every rank has libdynmo_nccl.so (docs/clusters.md)";
-  } else if (different.size() < names.size()) {
-    result.why_not = fmt::format("{} ranks share {} devices", names.size(), different.size());
+  DYNMO_ASSIGN(const std::vector<Json> said,
+               transport::gather_json(group, transport::control_tag(transport::Control::kDevices),
+                                      to_json(maker.offer), "what a rank says of its device"));
+  std::vector<DeviceOffer> offers;
+  for (const Json& json : said) {
+    DYNMO_ASSIGN(offers.emplace_back(), parse_offer(json));
   }
-  if (!result.why_not.empty()) return result;
-
-  const auto prefix = c10::make_intrusive<::c10d::PrefixStore>(
-      fmt::format("dynmo-nccl/{}/{}", options.attempt, options.generation), group.store()->keys);
-  const auto connect = [library, prefix, device, own = WorldRank(group.rank().value),
-                        timeout = options.message_timeout](const Channel& channel) {
+  ChannelRule rule = channel_rule(offers);
+  result.why = std::move(rule.why);
+  if (!rule.has_channels) return result;
+  // The words of a channel that is opened again are other ones: a word has one value.
+  const auto connect = [make = maker.make, words = group.words()->keys,
+                        own = WorldRank(group.rank().value)](const Channel& channel, int opening) {
     const auto store = c10::make_intrusive<::c10d::PrefixStore>(
-        fmt::format("{}-{}-{}", channel.from, channel.to, channel.tag), prefix);
-    c10::intrusive_ptr<::c10d::Backend> made;
-    library.connect(
-        {.store = store, .rank = channel.from == own ? 0 : 1, .device = device, .timeout = timeout},
-        made);
-    return made;
+        fmt::format("channel/{}/{}-{}-{}", opening, channel.from, channel.to, channel.tag), words);
+    return make(store, channel.from == own ? 0 : 1);
   };
   result.channels = std::make_unique<ChannelTransport>(
       ChannelOptions{.rank = WorldRank(group.rank().value),
@@ -77,6 +72,21 @@ Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options, 
                      .connect = connect,
                      .failure = [&group] { return group.failure(); }});
   return result;
+}
+
+Expected<NcclTransport> connect_nccl(Group& group, const GroupOptions& options, at::Device device) {
+  const Library library = load_library();
+  ChannelMaker maker;
+  maker.offer.device = device_name(library, device);
+  if (library.version != nullptr) maker.offer.version = library.version();
+  read_sharing(maker.offer);
+  maker.make = [library, device, timeout = options.message_timeout](
+                   const c10::intrusive_ptr<::c10d::Store>& store, int rank) {
+    c10::intrusive_ptr<::c10d::Backend> made;
+    library.connect({.store = store, .rank = rank, .device = device, .timeout = timeout}, made);
+    return made;
+  };
+  return connect_channels(group, device, maker);
 }
 
 }  // namespace dynmo::c10d

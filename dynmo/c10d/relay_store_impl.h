@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A store of c10d for the forming of one group. A value that a rank sets goes to all ranks over the
-// control plane's connections. A rank that waits for a key gets an error when a rank is lost, and
-// need not wait until its timeout. The store needs no server and leaves nothing behind.
+// A store of c10d for the forming of one group, and of the channels in it. A value that a rank sets
+// goes to all ranks over the control plane's connections. A rank that waits for a key gets an error
+// when a rank is lost, and need not wait until its timeout. The store needs no server and leaves
+// nothing behind.
 
 #include <memory>
 #include <string>

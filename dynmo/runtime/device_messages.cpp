@@ -51,6 +51,12 @@ DeviceMessages::DeviceMessages(const transport::Grid& grid, c10d::ChannelTranspo
   transport_ = transport::subset(*group, std::move(ranks));
 }
 
+Expected<void> DeviceMessages::check() const {
+  if (group_ == nullptr) return {};
+  if (const auto failure = group_->failure()) return *failure;
+  return {};
+}
+
 Expected<void> DeviceMessages::open(const transport::Grid& grid, const Program& program, int lane) {
   if (!due_) return {};
   due_ = false;

@@ -314,6 +314,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
     DeviceClock(options_.staging.device).finish();
   }
   output.squared_norms = norms->read();
+  DYNMO_TRY(device_messages_.check());  // before all else uses what has arrived
   read_update_times(times_);
   for (const auto& [id, layer] : state_.layers) {
     if (layer.frozen) times_.update_s[id] = 0;

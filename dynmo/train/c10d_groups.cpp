@@ -126,14 +126,16 @@ MessageLimits message_limits(const config::Config& config) {
 
 Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(
     const c10d::GroupOptions& options, const elastic::Member& self, Decorate decorate,
-    std::optional<std::chrono::milliseconds> hang_limit) {
-  std::unique_ptr<C10dGroups> groups(new C10dGroups(options, self, std::move(decorate)));
+    std::optional<std::chrono::milliseconds> hang_limit, Connect connect) {
+  std::unique_ptr<C10dGroups> groups(
+      new C10dGroups(options, self, std::move(decorate), std::move(connect)));
   if (hang_limit) {
     groups->hangs_ =
         std::make_unique<HangWatch>(*hang_limit, [limit = *hang_limit] { end_hanging(limit); });
   }
   DYNMO_ASSIGN(groups->now_, groups->join(options));
   groups->address_ = groups->now_.group->address();
+  groups->watch_devices();
   return groups;
 }
 
@@ -147,6 +149,9 @@ Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options)
   if (decorate_) joined.transport = decorate_(std::move(joined.transport));
   if (plane_ != nullptr && options.size > 1) {
     DYNMO_ASSIGN(joined.planes, planes_of(*joined.group));
+  }
+  if (connect_) {
+    DYNMO_ASSIGN(joined.devices, connect_(*joined.group, here));
   }
   return joined;
 }
@@ -176,6 +181,36 @@ std::shared_ptr<elastic::ControlPlane> C10dGroups::plane_for(int size) {
     plane_ = elastic::ControlPlane::start({.id = self_.id, .silence = options_.silence});
   }
   return plane_;
+}
+
+void C10dGroups::Joined::abort(const Error& why) {
+  if (group == nullptr) return;
+  group->abort(why);
+  if (devices.channels != nullptr) devices.channels->abort(why);
+}
+
+void C10dGroups::Joined::reset() {
+  devices = {};
+  transport.reset();
+  group.reset();
+}
+
+const c10d::NcclTransport& C10dGroups::devices_of(const transport::Transport& group) const {
+  static const c10d::NcclTransport kNone;
+  for (const Joined* joined : {&now_, &next_.joined}) {
+    if (joined->transport.get() == &group) return joined->devices;
+  }
+  return kNone;
+}
+
+Expected<void> C10dGroups::close_channels() {
+  return now_.devices.channels == nullptr ? Expected<void>() : now_.devices.channels->close();
+}
+
+void C10dGroups::watch_devices() {
+  if (hangs_ == nullptr) return;
+  const auto& channels = now_.devices.channels;
+  hangs_->set_device(channels ? channels->in_flight() : nullptr);
 }
 
 bool C10dGroups::asked_to_leave() const { return sigterm.load(std::memory_order_relaxed); }
@@ -229,20 +264,21 @@ Expected<transport::Transport*> C10dGroups::form(const elastic::View& next,
 
 void C10dGroups::drop(const Error& why) {
   next_.meeting.reset();
-  if (next_.joined.group != nullptr) next_.joined.group->abort(why);
-  next_.joined.transport.reset();
-  next_.joined.group.reset();
+  next_.joined.abort(why);
+  next_.joined.reset();
   next_.standing.reset();
 }
 
 Expected<bool> C10dGroups::take() {
   const HangWatch::Waiting waits = waiting();
   DYNMO_TRY(now_.group->leave());
-  // The transport goes before its group. Gloo takes 10 ms and more to close its connections.
+  // The transports go before their group. Gloo takes 10 ms and more to close its connections.
+  now_.devices = {};
   now_.transport.reset();
   closing_ =
       std::async(std::launch::async, [left = std::move(now_.group)]() mutable { left.reset(); });
   now_ = std::exchange(next_.joined, Joined());
+  watch_devices();
   if (next_.standing) standing_ = *std::exchange(next_.standing, std::nullopt);
   if (now_.group != nullptr && !now_.group->address().empty()) address_ = now_.group->address();
   return now_.group != nullptr;
@@ -293,6 +329,7 @@ Expected<void> C10dGroups::meet_again(elastic::Survivors& survivors,
   }
   elastic::note_formed(standing_, call.next, before);
   now_ = std::exchange(next_.joined, Joined());
+  watch_devices();
   return {};
 }
 
@@ -305,9 +342,8 @@ elastic::Answer C10dGroups::ask(const elastic::Member& member) const {
 Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
   const HangWatch::Waiting waits = waiting();
   drop(loss.why);
-  if (now_.group != nullptr) now_.group->abort(loss.why);
-  now_.transport.reset();
-  now_.group.reset();
+  now_.abort(loss.why);
+  now_.reset();
   const std::vector<elastic::PlanePlace> planes = std::exchange(now_.planes, {});
   std::erase_if(places_, [&](const auto& one) {
     return std::ranges::none_of(standing_.open,
@@ -396,7 +432,8 @@ Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>(
   const HangWatch::Waiting waits = groups.waiting();
   if (groups.in_force() == nullptr) return done;  // has left already
   if (done.has_value()) {
-    const Expected<void> left = groups.in_force()->leave();
+    Expected<void> left = groups.close_channels();
+    if (left.has_value()) left = groups.in_force()->leave();
     // The run is done: all have done their parts. One was lost at its end, or failed there by
     // itself and reports it.
     if (left.has_value() || left.error().code == ErrorCode::kPeerLost ||
@@ -406,11 +443,12 @@ Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>(
     return left;
   }
   if (done.error().code == ErrorCode::kInterrupted) {  // all stop alike, between two steps
+    DYNMO_TRY(groups.close_channels());
     DYNMO_TRY(groups.in_force()->leave());
     return done.error();
   }
   groups.drop(done.error());
-  groups.in_force()->abort(done.error());
+  groups.end_for_all(done.error());
   return done.error();
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dynmo/c10d/c10d_transport.h"
+#include "dynmo/c10d/nccl_transport.h"
 #include "dynmo/config/config.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/elastic/control_messages.h"
@@ -45,12 +46,17 @@ class C10dGroups final : public elastic::Groups {
   using Decorate =
       std::function<std::unique_ptr<transport::Transport>(std::unique_ptr<transport::Transport>)>;
 
+  // Connects the devices of a group's ranks. Called once for each group, on all its ranks.
+  using Connect =
+      std::function<Expected<c10d::NcclTransport>(c10d::Group&, const c10d::GroupOptions&)>;
+
   // Joins the first group of a run, or the group in which a joiner has a place. `decorate` wraps
-  // the transport of each group. If this rank hangs for `hang_limit` in a group of several, its
-  // process ends with exit code 5. Returns the errors of join_group() (c10d/c10d_transport.h).
+  // the transport of each group. `connect` is empty on CPUs. If this rank hangs for `hang_limit` in
+  // a group of several, its process ends with exit code 5. Returns the errors of join_group()
+  // (c10d/c10d_transport.h).
   [[nodiscard]] static Expected<std::unique_ptr<C10dGroups>> join(
       const c10d::GroupOptions& options, const elastic::Member& self, Decorate decorate,
-      std::optional<std::chrono::milliseconds> hang_limit = {});
+      std::optional<std::chrono::milliseconds> hang_limit = {}, Connect connect = {});
   C10dGroups(const C10dGroups&) = delete;
   C10dGroups& operator=(const C10dGroups&) = delete;
   ~C10dGroups() override = default;
@@ -85,6 +91,15 @@ class C10dGroups final : public elastic::Groups {
   // group.
   [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
 
+  // Returns the channels between devices of the group with this transport, in force or forming, or
+  // none.
+  [[nodiscard]] const c10d::NcclTransport& devices_of(const transport::Transport& group) const;
+  // Closes those of the group in force when nothing is in flight. All its ranks call it.
+  [[nodiscard]] Expected<void> close_channels();
+
+  // Ends the group in force for all its ranks.
+  void end_for_all(const Error& why) { now_.abort(why); }
+
   // Returns the current group of c10d, or null once this process has left.
   [[nodiscard]] c10d::Group* in_force() const { return now_.group.get(); }
 
@@ -93,6 +108,12 @@ class C10dGroups final : public elastic::Groups {
     std::unique_ptr<c10d::Group> group;
     std::unique_ptr<transport::Transport> transport;  // over the group
     std::vector<elastic::PlanePlace> planes;          // of its ranks
+    c10d::NcclTransport devices;                      // their channels; ends before the group
+
+    // Ends the group for all ranks, and first what its channels do in memory of this device.
+    void abort(const Error& why);
+    // Destroys them in their order.
+    void reset();
   };
   // The next group, while it forms.
   struct Next {
@@ -100,12 +121,17 @@ class C10dGroups final : public elastic::Groups {
     std::shared_ptr<c10d::Meeting> meeting;  // at its first rank
     std::optional<elastic::Standing> standing;
   };
-  C10dGroups(c10d::GroupOptions options, elastic::Member self, Decorate decorate)
-      : options_(std::move(options)), self_(std::move(self)), decorate_(std::move(decorate)) {}
+  C10dGroups(c10d::GroupOptions options, elastic::Member self, Decorate decorate, Connect connect)
+      : options_(std::move(options)),
+        self_(std::move(self)),
+        decorate_(std::move(decorate)),
+        connect_(std::move(connect)) {}
   [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options);
   // Returns the addresses of the control planes of a group's ranks.
   [[nodiscard]] Expected<std::vector<elastic::PlanePlace>> planes_of(c10d::Group& group);
   [[nodiscard]] std::shared_ptr<elastic::ControlPlane> plane_for(int size);
+  // Lets the watch for hangs know the channels of the group in force.
+  void watch_devices();
   [[nodiscard]] c10d::GroupOptions options_for(const elastic::View& next) const;
   // Forms a group of the surviving ranks, and makes it the current one. After an error the caller
   // tries another group.
@@ -117,6 +143,7 @@ class C10dGroups final : public elastic::Groups {
   c10d::GroupOptions options_;  // of the first group; later ones share some with it
   elastic::Member self_;
   Decorate decorate_;
+  Connect connect_;
   std::unique_ptr<HangWatch> hangs_;  // null: not watched
   std::shared_ptr<elastic::ControlPlane> plane_;
   std::future<void> closing_;  // of the previous group

@@ -11,8 +11,10 @@ namespace dynmo::train {
 namespace {
 
 runtime::PipelineOptions options_of(const ResolvedRun& run, const RunLane& lane,
-                                    const cost::Cluster& cluster) {
+                                    const cost::Cluster& cluster,
+                                    c10d::ChannelTransport* channels) {
   runtime::PipelineOptions options = pipeline_options(run, lane.number, lane.balancing, cluster);
+  options.channels = channels;
   options.probed = [&run] { return run.batches().training(0, MicroBatchId(0)); };
   options.asks = lane.asks;
   return options;
@@ -24,9 +26,11 @@ GroupRun::GroupRun(transport::Transport& group, const ResolvedRun& run, const Ru
                    cost::Cluster cluster, runtime::RankState state)
     : run_(run),
       cluster_(std::move(cluster)),
+      channels_(run.options().rank_device.in(group).channels),
       transport_(std::make_unique<transport::CountingTransport>(group)),
-      pipeline_(std::make_unique<runtime::Pipeline>(
-          *transport_, run.model().layers, options_of(run, lane, cluster_), std::move(state))) {
+      pipeline_(std::make_unique<runtime::Pipeline>(*transport_, run.model().layers,
+                                                    options_of(run, lane, cluster_, channels_),
+                                                    std::move(state))) {
   checkpointer_ = std::make_unique<Checkpointer>(
       *transport_, transport::control_tag(transport::Control::kCheckpoint), lane.directory,
       run.config(), lane.writer, tensor_names(run.model()), lane.checkpoints_wait,
@@ -46,6 +50,10 @@ Expected<double> GroupRun::validate(model::Pass pass) {
     sum += loss;
   }
   return sum / static_cast<double>(steps);
+}
+
+Expected<void> GroupRun::close_channels() {
+  return channels_ == nullptr ? Expected<void>() : channels_->close();
 }
 
 Expected<void> GroupRun::checkpoint(bool due) {

@@ -46,6 +46,9 @@ class GroupRun {
   [[nodiscard]] Expected<void> go_on() {
     return pipeline_->costs() ? pipeline_->go_on() : Expected<void>();
   }
+  // Closes the channels between devices, when nothing is in flight. All ranks of the group call it.
+  // A pipeline of the group opens them again. Fails with kPeerLost.
+  [[nodiscard]] Expected<void> close_channels();
   // Ends this part. A checkpoint in progress must be finished before.
   [[nodiscard]] runtime::RankState close() { return pipeline_->take_state(); }
 
@@ -59,6 +62,7 @@ class GroupRun {
  private:
   const ResolvedRun& run_;
   cost::Cluster cluster_;
+  c10d::ChannelTransport* channels_;                         // of the group, or null
   std::unique_ptr<transport::CountingTransport> transport_;  // outlives its users
   std::unique_ptr<runtime::Pipeline> pipeline_;
   std::unique_ptr<Checkpointer> checkpointer_;

@@ -15,8 +15,18 @@ HangWatch::HangWatch(milliseconds limit, std::function<void()> end)
         run(stop, limit, end);
       }) {}
 
+void HangWatch::set_device(std::function<bool()> waits) {
+  const std::lock_guard lock(mutex_);
+  device_waits_ = std::move(waits);
+}
+
+bool HangWatch::device_waits() {
+  const std::lock_guard lock(mutex_);
+  return device_waits_ && device_waits_();
+}
+
 void HangWatch::run(const std::stop_token& stop, milliseconds limit,
-                    const std::function<void()>& end) const {
+                    const std::function<void()>& end) {
   const milliseconds period = std::clamp(limit / 20, milliseconds(10), milliseconds(1000));
   std::mutex mutex;
   std::condition_variable_any never;
@@ -27,7 +37,7 @@ void HangWatch::run(const std::stop_token& stop, milliseconds limit,
     never.wait_for(lock, stop, period, [] { return false; });
     if (stop.stop_requested()) return;
     const std::uint64_t now = moves_.load(std::memory_order_relaxed);
-    const bool waits = waits_.load(std::memory_order_relaxed) > 0;
+    const bool waits = waits_.load(std::memory_order_relaxed) > 0 || device_waits();
     still = waits || now != moves ? milliseconds(0) : still + period;
     moves = now;
   }

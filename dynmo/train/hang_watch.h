@@ -3,12 +3,14 @@
 
 // Ends a rank whose training hangs, so that the others can continue without it. Its control plane
 // alone would send heartbeats forever. A rank hangs if it has not sent, received or waited for a
-// message for a given time. A waiting rank does not hang: its peer may.
+// message for a given time. A waiting rank does not hang: its peer may. Nor does a rank whose
+// device waits for a message.
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <stop_token>
 #include <thread>
 
@@ -20,6 +22,9 @@ class HangWatch {
   // Calls `end` once, on its own thread, if training makes no progress for `limit`. Time in which
   // that thread did not run does not count, because the whole process may have been stopped.
   HangWatch(std::chrono::milliseconds limit, std::function<void()> end);
+
+  // Takes a function that returns whether the device waits for a message. Any thread may call it.
+  void set_device(std::function<bool()> waits);
 
   void moves() { moves_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -43,10 +48,13 @@ class HangWatch {
 
  private:
   void run(const std::stop_token& stop, std::chrono::milliseconds limit,
-           const std::function<void()>& end) const;
+           const std::function<void()>& end);
+  [[nodiscard]] bool device_waits();
 
   std::atomic<std::uint64_t> moves_{0};
   std::atomic<int> waits_{0};
+  std::mutex mutex_;  // guards the next one
+  std::function<bool()> device_waits_;
   std::jthread thread_;  // last: it uses the members above
 };
 

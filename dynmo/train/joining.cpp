@@ -15,6 +15,7 @@
 #include "dynmo/process/line_server.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/train/c10d_groups.h"
+#include "dynmo/train/rank_devices.h"
 #include "dynmo/train/rank_process.h"
 #include "dynmo/train/run.h"
 #include "dynmo/train/setup/leader_options.h"
@@ -176,7 +177,8 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
     }
     check_context().rank = place.rank.value;
     auto groups = C10dGroups::join(group_at(place, config), self, process.decorate,
-                                   message_limits(config).hang);
+                                   message_limits(config).hang, connects_devices(run));
+    if (groups) use_devices_of(**groups, run);
     const auto note_taken = [&] {
       taken = true;
       leader = LineClient();

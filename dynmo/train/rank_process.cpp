@@ -12,7 +12,6 @@
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/c10d/device_kinds.h"
 #include "dynmo/core/check.h"
-#include "dynmo/dynamism/early_exit/options.h"
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/kernels/device/launcher.h"
 #include "dynmo/observe/table.h"
@@ -23,6 +22,7 @@
 #include "dynmo/runtime/side_copies.h"
 #include "dynmo/train/c10d_groups.h"
 #include "dynmo/train/losses.h"
+#include "dynmo/train/rank_devices.h"
 #include "dynmo/train/run.h"
 #include "dynmo/train/setup/dry_run.h"
 #include "dynmo/train/setup/earlier_run.h"
@@ -99,30 +99,6 @@ Expected<void> open_rank_device(ValidOptions& options, int local_rank) {
 
 namespace {
 
-// Connects channels between the devices of the ranks, if the run can have some, and says which way
-// messages take.
-Expected<void> connect_devices(c10d::Group& group, const c10d::GroupOptions& group_options,
-                               ValidOptions& options, c10d::NcclTransport& nccl) {
-  const config::Config& config = options.config();
-  if (!on_device(config)) return {};
-  TrainOptions::RankDevice mine = options.options().rank_device;
-  const c10d::DeviceKind kind = c10d::device_kind(config.run.device);
-  if (config.elastic.enabled) {
-    nccl.why_not = "the ranks of an elastic run change";
-  } else if (config.sources.enabled<dynamism::EarlyExitOptions>()) {
-    nccl.why_not = "the number of rows changes";
-  } else if (kind.connect == nullptr) {
-    nccl.why_not = "the device has no channels";
-  } else {
-    DYNMO_ASSIGN(nccl, kind.connect(group, group_options, mine.device));
-  }
-  mine.channels = nccl.channels.get();
-  mine.text = fmt::format("{}: activations and gradients pass {}", mine.device.str(),
-                          nccl.channels ? "by NCCL" : "through host memory: " + nccl.why_not);
-  options.use(std::move(mine));
-  return {};
-}
-
 // Does the work of the rank, with a log.
 Expected<void> run_logged(const RankProcess& process, ValidOptions valid,
                           const process::RankEnvironment& environment, const Reporter& reporter) {
@@ -135,28 +111,24 @@ Expected<void> run_logged(const RankProcess& process, ValidOptions valid,
   options.message_timeout = limits.message;
   options.silence = limits.silence;
   leave_on_sigterm();
-  auto joined = C10dGroups::join(options, this_member(), process.decorate, limits.hang);
+  auto joined = C10dGroups::join(options, this_member(), process.decorate, limits.hang,
+                                 connects_devices(valid));
   if (!joined) {
     return config.elastic.enabled ? named_as_early(joined.error()) : joined.error();
   }
   process::tell_launcher_met(environment.rank.value);
   const std::unique_ptr<C10dGroups> groups = *std::move(joined);
-  c10d::NcclTransport nccl;
-  DYNMO_TRY(connect_devices(*groups->in_force(), options, valid, nccl));
+  use_devices_of(*groups, valid);
   if (environment.rank == WorldRank(0) && asks_for_others(config, environment)) {
     reporter.say(
         fmt::format("ranks    {} of the launcher: pipeline.ranks = {} counts ranks that `dynmo "
                     "train` starts",
                     environment.size, config.pipeline.ranks));
   }
-  const Expected<void> done = in_groups(*groups, [&]() -> Expected<void> {
+  return in_groups(*groups, [&]() -> Expected<void> {
     DYNMO_ASSIGN(const RunLocks locks, locks_of(environment.rank, valid.options()));
-    DYNMO_TRY(train(*groups, valid, reporter));
-    nccl.channels.reset();  // while all its ranks are there
-    return {};
+    return train(*groups, valid, reporter);
   });
-  if (nccl.channels) nccl.channels->abort(done.error());  // none waits for another
-  return done;
 }
 
 }  // namespace

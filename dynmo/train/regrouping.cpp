@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "dynmo/c10d/device_kinds.h"
 #include "dynmo/core/fields.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/observe/table.h"
@@ -93,9 +94,13 @@ Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
                                        std::unique_ptr<GroupRun> group, const RunLane& lane,
                                        std::unique_ptr<elastic::Leader>& leader) {
   cluster_ = group->cluster();
+  // Nothing of this group is in flight, and all its ranks are here. It is early: later a loss would
+  // end the run (is_taking()), and the next group needs the memory.
+  const Expected<void> closed = group->close_channels();
   held_.state = group->close();
   group.reset();
   held_.controller = held_.state.controller;
+  DYNMO_TRY(closed);
   Try attempt = begin_try(change, lane, leader.get());
   held_.state.controller->ranks_changed(ranks_before(change.kept, attempt.plan.ranks));
   DYNMO_ASSIGN(const auto place, meet(attempt));
@@ -336,6 +341,7 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
   if (is_new) DYNMO_TRY(changes_.restore(said["decides"]));
   DYNMO_TRY(groups_.know(said["standing"]));
   const transport::Grid grid(group, static_cast<int>(run_.config().pipeline.replicas));
+  c10d::free_cached_memory(run_.options().rank_device.device);
   DYNMO_TRY(runtime::regroup(grid, run_.model().layers, plan, held_.state,
                              {.device = run_.options().rank_device.device}));
   DYNMO_ASSIGN(transport::MeasuredCluster measured,

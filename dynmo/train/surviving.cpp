@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/c10d/device_kinds.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/cost/cluster.h"
@@ -355,6 +356,7 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
 // any time.
 Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
                                const cost::Cluster& cluster) {
+  c10d::free_cached_memory(options().rank_device.device);
   DYNMO_TRY(runtime::regroup_at(step, grid(), run_.model().layers, plan, held_,
                                 {.device = options().rank_device.device}));
   enter_group(

@@ -6,7 +6,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <latch>
+#include <memory>
 #include <set>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -60,8 +63,10 @@ class FakePair final : public ::c10d::Backend {
         transport_.receive(other(), channel_.tag, bytes_of(tensors.front())));
   }
   void abort() override { aborted = true; }
+  void shutdown() override { closed = true; }
 
-  bool aborted = false;
+  std::atomic<bool> aborted = false;
+  std::atomic<bool> closed = false;
 
  private:
   [[nodiscard]] transport::Member other() const {
@@ -77,7 +82,7 @@ class FakePair final : public ::c10d::Backend {
 ChannelOptions fake_channels(Transport& transport, std::vector<Channel>& opened) {
   return {.rank = WorldRank(transport.rank().value),
           .size = transport.size(),
-          .connect = [&transport, &opened](const Channel& channel) {
+          .connect = [&transport, &opened](const Channel& channel, int) {
             opened.push_back(channel);
             constexpr Tag kOwn = 1 << 30;
             return c10::make_intrusive<FakePair>(
@@ -120,10 +125,11 @@ TEST(ChannelTransport, FailsAndAbortsItsGroupsWhenTheOtherTransportHas) {
     std::vector<Channel> opened;
     ChannelOptions options = fake_channels(transport, opened);
     FakePair* made = nullptr;
-    options.connect = [&, connect = options.connect](const Channel& channel) {
-      auto pair = connect(channel);
-      made = static_cast<FakePair*>(pair.get());
-      return pair;
+    c10::intrusive_ptr<::c10d::Backend> kept;
+    options.connect = [&, connect = options.connect](const Channel& channel, int opening) {
+      kept = connect(channel, opening);
+      made = static_cast<FakePair*>(kept.get());
+      return kept;
     };
     options.failure = [&] { return failed ? std::optional(lost) : std::nullopt; };
     ChannelTransport channels(std::move(options));
@@ -132,6 +138,7 @@ TEST(ChannelTransport, FailsAndAbortsItsGroupsWhenTheOtherTransportHas) {
     std::byte byte{};
     while (channels.open(both).has_value()) std::this_thread::yield();
     EXPECT_EQ(channels.open(both).error(), lost);
+    channels.abort(lost);  // returns when it is done
     EXPECT_TRUE(made->aborted);
     if (transport.rank() == transport::Member(0)) {
       EXPECT_EQ(channels.send(transport::Member(1), 3, std::span(&byte, 1))->wait().error(), lost);
@@ -139,6 +146,99 @@ TEST(ChannelTransport, FailsAndAbortsItsGroupsWhenTheOtherTransportHas) {
     return {};
   });
   ASSERT_TRUE(done) << done.error().message;
+}
+
+TEST(ChannelTransport, ClosesWhatIsOpenAndOpensItAgain) {
+  const std::vector<Channel> one = {{WorldRank(0), WorldRank(1), 3}};
+  const auto done = transport::run_ranks(2, [&](Transport& transport) -> Expected<void> {
+    std::vector<Channel> opened;
+    std::vector<int> openings;
+    std::vector<c10::intrusive_ptr<::c10d::Backend>> made;
+    ChannelOptions options = fake_channels(transport, opened);
+    options.connect = [&, connect = options.connect](const Channel& channel, int opening) {
+      openings.push_back(opening);
+      return made.emplace_back(connect(channel, opening));
+    };
+    ChannelTransport channels(std::move(options));
+    const bool sends = transport.rank() == transport::Member(0);
+    std::array<std::byte, 3> bytes = {};
+    const auto pass = [&]() -> Expected<void> {
+      if (sends) {
+        bytes.fill(std::byte{7});
+        return channels.send(transport::Member(1), 3, bytes)->wait();
+      }
+      DYNMO_TRY(channels.receive(transport::Member(0), 3, bytes)->wait());
+      EXPECT_EQ(bytes[2], std::byte{7});
+      return {};
+    };
+    DYNMO_TRY(channels.open(one));
+    DYNMO_TRY(pass());
+    DYNMO_TRY(channels.close());
+    EXPECT_TRUE(static_cast<FakePair*>(made.front().get())->closed);
+    EXPECT_FALSE(static_cast<FakePair*>(made.front().get())->aborted);
+    // A channel of before the change is none after it.
+    EXPECT_THROW((void)pass(), CheckFailure);
+    DYNMO_TRY(channels.open(one));
+    EXPECT_EQ(openings, (std::vector{0, 1}));
+    DYNMO_TRY(pass());
+    return channels.close();
+  });
+  ASSERT_TRUE(done) << done.error().message;
+}
+
+// Groups of which each is aborted only when all are: a kernel of one waits behind one of another.
+TEST(ChannelTransport, AbortsAllGroupsAtOnce) {
+  constexpr int kGroups = 3;
+  struct Linked final : ::c10d::Backend {
+    explicit Linked(std::shared_ptr<std::latch> all)
+        : ::c10d::Backend(0, 2), together(std::move(all)) {}
+    void abort() override {
+      together->arrive_and_wait();
+      aborted = true;
+    }
+    std::shared_ptr<std::latch> together;
+    std::atomic<bool> aborted = false;
+  };
+  const auto together = std::make_shared<std::latch>(kGroups);
+  std::vector<c10::intrusive_ptr<Linked>> made;
+  ChannelTransport channels({.rank = WorldRank(0), .size = 2, .connect = [&](const Channel&, int) {
+                               return made.emplace_back(c10::make_intrusive<Linked>(together));
+                             }});
+  std::vector<Channel> all;
+  for (Tag tag = 0; tag < kGroups; ++tag) all.push_back({WorldRank(0), WorldRank(1), tag});
+  ASSERT_TRUE(channels.open(all));
+  channels.abort({ErrorCode::kPeerLost, "rank 1 was lost"});
+  for (const auto& group : made) EXPECT_TRUE(group->aborted);
+}
+
+// NCCL's own connecting knows no end when the other rank does not come.
+TEST(ChannelTransport, LeavesAChannelThatDoesNotConnectWhenTheOtherTransportFails) {
+  const Error lost{ErrorCode::kPeerLost, "rank 1 was lost"};
+  struct Held {
+    std::latch connects{1};
+    std::latch go_on{1};
+    std::latch ended{1};
+  };
+  const auto held = std::make_shared<Held>();
+  {
+    ChannelTransport channels(
+        {.rank = WorldRank(0),
+         .size = 2,
+         .connect = [held](const Channel&, int) -> c10::intrusive_ptr<::c10d::Backend> {
+           held->connects.count_down();
+           held->go_on.wait();
+           held->ended.count_down();
+           TORCH_CHECK(false, "the other rank did not come");
+         },
+         .failure = [&]() -> std::optional<Error> {
+           if (held->connects.try_wait()) return lost;
+           return std::nullopt;
+         }});
+    const std::vector<Channel> one = {{WorldRank(0), WorldRank(1), 3}};
+    EXPECT_EQ(channels.open(one).error(), lost);
+  }
+  held->go_on.count_down();
+  held->ended.wait();
 }
 
 TEST(ChannelTransport, ChangesNoBitOfAPipelineThatMovesToOtherPlacements) {

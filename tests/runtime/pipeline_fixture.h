@@ -283,6 +283,7 @@ inline RunResult run_pipeline(const RunOptions& run) {
           }
         }
         DYNMO_TRY(pipeline.accumulate(batches));
+        if (channels != nullptr) DYNMO_TRY(channels->close());
         const std::lock_guard lock(mutex);
         for (const auto& [id, state] : pipeline.states()) {
           Digester digester;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 
 namespace dynmo::train {
@@ -28,6 +29,16 @@ TEST(HangWatch, WhoWaitsDoesNotHangAndMayHangLater) {
     EXPECT_EQ(when.wait_for(4 * kLimit), std::future_status::timeout);
   }
   EXPECT_EQ(when.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+}
+
+TEST(HangWatch, WhoseDeviceWaitsDoesNotHangAndMayHangLater) {
+  constexpr int kAsked = 60;  // for longer than the limit
+  std::atomic<int> asked{0};
+  std::promise<void> ended;
+  HangWatch watch(kLimit, [&] { ended.set_value(); });
+  watch.set_device([&] { return ++asked < kAsked; });
+  EXPECT_EQ(ended.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_GE(asked, kAsked);
 }
 
 TEST(HangWatch, WhoIsDoneIsNotWatched) {

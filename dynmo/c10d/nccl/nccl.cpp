@@ -13,6 +13,7 @@ extern "C" {
 // (References instead of results: a function of the C interface has none of class type.)
 dynmo::c10d::ConnectNccl dynmo_connect_nccl;
 dynmo::c10d::NameCudaDevice dynmo_name_cuda_device;
+dynmo::c10d::NcclVersion dynmo_nccl_version;
 
 void dynmo_connect_nccl(const dynmo::c10d::NcclPair& pair,
                         c10::intrusive_ptr<::c10d::Backend>& group) {
@@ -37,6 +38,11 @@ void dynmo_name_cuda_device(at::Device device, std::string& name) {
   const bool told = cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()),
                                           device.index()) == cudaSuccess;
   name = told ? text.data() : "";
+}
+
+int dynmo_nccl_version() {
+  int version = 0;
+  return ncclGetVersion(&version) == ncclSuccess ? version : 0;
 }
 
 }  // extern "C"

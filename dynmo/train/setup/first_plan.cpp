@@ -90,6 +90,7 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const ResolvedRu
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
   runtime::PipelineOptions options = pipeline_options(run, 0, runtime::Balancing::kNever, cluster);
+  options.channels = run.options().rank_device.in(transport).channels;
   options.make_sources = {};
   options.recompute = plan::Recompute::kNone;  // stashes are metered whole
   const auto seed = static_cast<std::uint64_t>(config.train.seed);

@@ -68,15 +68,23 @@ struct TrainOptions {
   std::function<Expected<model::Recipe>(const config::Config&, std::int64_t vocabulary)> make_model;
   // Makes additional sources of dynamism, behind those of the config.
   dynamism::MakeSources make_sources;
-  // The device of this rank, and the channels for bytes in its memory (null: through host memory).
-  // run_rank() sets it if run.device names a device (rank_process.h).
+  // The way of bytes between the devices of a group's ranks.
+  struct DeviceWay {
+    c10d::ChannelTransport* channels = nullptr;  // of the group; null: through host memory
+    std::string text = {};                       // for the user
+  };
+  // The device of this rank. run_rank() sets it if run.device names a device (rank_process.h).
   struct RankDevice {
     at::Device device = at::kCPU;
     Bytes memory = cost::kUnlimitedMemory;  // of the device, for all ranks that share it
-    c10d::ChannelTransport* channels = nullptr;
     std::shared_ptr<runtime::SideCopies> copies;  // of this rank, in all its groups
-    std::string text;        // for the user
     std::string no_kernels;  // why it has none of our own (kernels/device), for the user
+    // Returns the way in a group of the run. Without it, all goes through host memory.
+    std::function<DeviceWay(const transport::Transport& group)> way_in = {};
+
+    [[nodiscard]] DeviceWay in(const transport::Transport& group) const {
+      return way_in ? way_in(group) : DeviceWay();
+    }
   };
   RankDevice rank_device = {};
   std::string program = {};  // this program with its version; empty: not recorded

@@ -76,7 +76,6 @@ runtime::PipelineOptions pipeline_options(const ResolvedRun& run, int lane,
   }
   options.staging.device = run.options().rank_device.device;
   options.staging.beside = run.options().rank_device.copies;
-  options.channels = run.options().rank_device.channels;
   return options;
 }
 

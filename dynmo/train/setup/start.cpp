@@ -136,7 +136,7 @@ std::vector<std::string> start_lines(const ResolvedRun& run, const transport::Gr
         config.emulated.memory_scale));
   }
   if (on_device(config)) {
-    lines.push_back(fmt::format("device   {}", run.options().rank_device.text));
+    lines.push_back(fmt::format("device   {}", run.options().rank_device.in(grid.world()).text));
     lines.emplace_back(
         config.run.deterministic
             ? "device   equal bits each time; run.deterministic = false allows faster operations"
