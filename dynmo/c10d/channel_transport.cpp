@@ -152,16 +152,21 @@ struct ChannelTransport::State {
     const std::lock_guard lock(mutex);
     aborting.push_back(abort_together(std::move(others)));
   }
-  // Waits until all is aborted, at most for `time`.
-  void finish_abort(milliseconds time) {
+  // Waits until all is aborted, at most for `time` each. Returns whether there was something, and
+  // all is aborted.
+  bool finish_abort(milliseconds time) {
     std::vector<SideCalls> calls;
     {
       const std::lock_guard lock(mutex);
       calls.swap(aborting);
     }
+    bool all = !calls.empty();
     for (const SideCalls& call : calls) {
-      if (!call.wait_for(time)) call.leave();
+      if (call.wait_for(time)) continue;
+      call.leave();
+      all = false;
     }
+    return all;
   }
 };
 
@@ -198,6 +203,22 @@ class Failed final : public transport::Operation {
   Error why_;
 };
 
+void wait_for_device(at::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+// What the aborted groups have queued is past when this returns: their buffers may be used again.
+template <typename State>
+void finish_abort(State& state, const ChannelOptions& options) {
+  if (!state.finish_abort(options.patience)) return;
+  try {
+    wait_for_device(options.device);
+  } catch (const std::exception&) {  // the device has failed, and says so at its next use
+    return;
+  }
+}
+
 }  // namespace
 
 ChannelTransport::ChannelTransport(ChannelOptions options)
@@ -223,7 +244,7 @@ void ChannelTransport::watch(const std::stop_token& stop) {
 
 void ChannelTransport::abort(const Error& why) {
   state_->fail(why);
-  state_->finish_abort(options_.patience);
+  finish_abort(*state_, options_);
 }
 
 std::optional<Error> ChannelTransport::failure() const { return state_->failure(); }
@@ -288,9 +309,7 @@ Expected<void> ChannelTransport::open(std::span<const Channel> channels) {
 }
 
 Expected<void> ChannelTransport::close() {
-  if (!options_.device.is_cpu()) {
-    c10::impl::VirtualGuardImpl(options_.device.type()).synchronizeDevice(options_.device.index());
-  }
+  wait_for_device(options_.device);
   PairGroups closing;
   {
     const std::lock_guard lock(state_->mutex);
@@ -312,7 +331,7 @@ Expected<void> ChannelTransport::close() {
                                          self(), call.fault());
   state_->fail(why);
   state_->abort_other(std::move(closing));
-  state_->finish_abort(options_.patience);
+  finish_abort(*state_, options_);
   if (!call.wait_for(kGiveUpTime)) call.leave();
   return why;
 }

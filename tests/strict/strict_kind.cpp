@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adds the strict device to the kinds of a program before its main begins: `run.device = strict`.
 // Its kernels (kernels/device/kernels.cu) run on the CPU when their turn comes.
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <variant>
 #include <vector>
 
@@ -10,6 +16,7 @@
 #include "dynmo/cost/cluster.h"
 #include "dynmo/kernels/device/launcher.h"
 #include "tests/support/kernels_on_host.h"
+#include "tests/support/strict_device/strict_channels.h"
 #include "tests/support/strict_device/strict_device.h"
 
 namespace dynmo::strict {
@@ -47,6 +54,28 @@ void launch_this(const kernels::device::Call& call) {
   });
 }
 
+// DYNMO_STRICT_CHANNELS: "1": each rank has a device of its own, as channels see it. "shared": all
+// have one. "deaf": the same as "1", and no channel hears abort(). "": there are none.
+Expected<c10d::NcclTransport> connect_this(c10d::Group& group, const c10d::GroupOptions&,
+                                           at::Device device) {
+  const char* const wanted = std::getenv("DYNMO_STRICT_CHANNELS");
+  const std::string_view how = wanted == nullptr ? "" : wanted;
+  if (how.empty()) {
+    return c10d::NcclTransport{.channels = nullptr, .why = "the device has no channels"};
+  }
+  c10d::ChannelMaker maker;
+  maker.offer.device = how == "shared" ? "strict" : fmt::format("strict of {}", ::getpid());
+  if (const char* const version = std::getenv("DYNMO_STRICT_NCCL")) {
+    maker.offer.version = std::atoi(version);
+  }
+  c10d::read_sharing(maker.offer);
+  const OnAbort on_abort = how == "deaf" ? OnAbort::kIgnores : OnAbort::kEnds;
+  maker.make = [device, on_abort](const c10::intrusive_ptr<::c10d::Store>& store, int rank) {
+    return connect_pair(store, rank, device, on_abort);
+  };
+  return c10d::connect_channels(group, device, maker);
+}
+
 const bool kAdded = [] {
   kernels::device::set_launcher(
       at::kPrivateUse1,
@@ -55,7 +84,8 @@ const bool kAdded = [] {
                          .type = at::kPrivateUse1,
                          .load = &load_this,
                          .open = &open_this,
-                         .memory = &memory_of_this});
+                         .memory = &memory_of_this,
+                         .connect = &connect_this});
   return true;
 }();
 

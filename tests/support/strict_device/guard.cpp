@@ -131,7 +131,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   }
   [[nodiscard]] at::Device getDeviceFromPtr(void* at) const override {
     TORCH_CHECK(Machine::get().is_device(at), "strict device: memory of another device");
-    return {at::kPrivateUse1, 0};
+    return {at::kPrivateUse1, Machine::get().block_at(at)->device};
   }
   [[nodiscard]] bool isPinnedPtr(const void* at) const override {
     return Machine::get().is_pinned(at);

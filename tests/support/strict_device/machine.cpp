@@ -80,7 +80,7 @@ Block* Machine::take(std::size_t bytes, bool pinned, at::DeviceIndex device) {
     block->device = device;
     block->stream = stream;
     std::memset(open(block->host), kNaN, room);
-    if (pinned) pinned_blocks_[block->host] = block;
+    blocks_[block->host] = block;
   }
   block->bytes = bytes;
   return block;
@@ -110,11 +110,17 @@ c10::DataPtr Machine::allocate_pinned(std::size_t bytes) {
   return {block->host, block, &delete_block, at::kCPU};
 }
 
-Block* Machine::pinned_block(const void* at) {
+Block* Machine::block_at(const void* at) {
   const std::lock_guard lock(mutex_);
-  auto found = pinned_blocks_.upper_bound(static_cast<const std::byte*>(at));
-  DYNMO_CHECK(found != pinned_blocks_.begin(), "memory that was allocated");
+  auto found = blocks_.upper_bound(static_cast<const std::byte*>(at));
+  DYNMO_CHECK(found != blocks_.begin(), "memory that was allocated");
   return std::prev(found)->second;
+}
+
+void Machine::empty_cache() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(free_, [](const auto& one) { return !std::get<bool>(one.first); });
+  ++caches_emptied_;
 }
 
 void Machine::fill(Block& block) { std::memset(open(block.host), kNaN, block.bytes); }
@@ -369,6 +375,7 @@ void set_mode(Mode mode) {
   for (at::DeviceIndex d = 0; d < kDevices; ++d) machine.wait_for_device(d);
   machine.set_mode(mode);
 }
+std::int64_t caches_emptied() { return Machine::get().caches_emptied(); }
 std::map<std::string, std::int64_t> take_waits() { return Machine::get().take_waits(); }
 
 }  // namespace dynmo::strict

@@ -27,7 +27,7 @@
 namespace dynmo::strict {
 
 constexpr std::size_t kStreams = 256;  // of all devices; the first kDevices are their default ones
-constexpr std::size_t kPooled = 16;   // of each device, which its pool gives in turn
+constexpr std::size_t kPooled = 16;    // of each device, which its pool gives in turn
 
 // Holds how far each stream has come, as one stream or the host knows it.
 struct Clock {
@@ -73,7 +73,10 @@ class Machine {
   [[nodiscard]] bool is_device(const void* at) const { return memory_.contains(at); }
   // Returns where the device finds a host's address.
   [[nodiscard]] std::byte* open(const void* at) const;
-  [[nodiscard]] Block* pinned_block(const void* at);
+  // Returns the block that has the byte at `at`, of the device or pinned.
+  [[nodiscard]] Block* block_at(const void* at);
+  // Forgets the device's blocks that are kept for later.
+  void empty_cache();
 
   // Queues `work` in the current stream of `device`. Throws if another stream's use of a block is
   // neither before nor after it.
@@ -106,6 +109,7 @@ class Machine {
   [[nodiscard]] std::int64_t queued() const;
   [[nodiscard]] c10::CachingAllocator::Stat allocated(at::DeviceIndex device) const;
   void reset_allocated(at::DeviceIndex device);
+  [[nodiscard]] std::int64_t caches_emptied() const { return caches_emptied_; }
 
  private:
   struct Queued {
@@ -139,11 +143,12 @@ class Machine {
   std::array<std::size_t, kDevices> next_pooled_{};
   std::list<Queued> queue_;
   std::map<std::tuple<bool, std::size_t, std::size_t>, std::vector<Block*>> free_;
-  std::map<const std::byte*, Block*> pinned_blocks_;
-  std::vector<Block*> busy_pinned_;  // closed in part
-  std::vector<Block*> leaving_;      // freed, still used
+  std::map<const std::byte*, Block*> blocks_;  // by the host's address
+  std::vector<Block*> busy_pinned_;            // closed in part
+  std::vector<Block*> leaving_;                // freed, still used
   std::map<std::string, std::int64_t> waits_;
   std::array<c10::CachingAllocator::Stat, kDevices> allocated_;  // bytes of each device
+  std::atomic<std::int64_t> caches_emptied_ = 0;
 };
 
 // The calling thread's current stream of a device, as a number of Machine's.

@@ -119,9 +119,9 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   std::vector<Block*> read;
   std::vector<Block*> written;
   if (out) read.push_back(block_of(source));
-  if (pinned_source) read.push_back(machine.pinned_block(source.storage().data()));
+  if (pinned_source) read.push_back(machine.block_at(source.storage().data()));
   if (in) written.push_back(block_of(self));
-  if (pinned_self) written.push_back(machine.pinned_block(self.storage().data()));
+  if (pinned_self) written.push_back(machine.block_at(self.storage().data()));
   const at::AutoDispatchBelowADInplaceOrView below;
   machine.launch(
       device, kName, read, written,
@@ -144,7 +144,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t /*pool*/) override {}
+  void emptyCache(c10::MempoolId_t /*pool*/) override { Machine::get().empty_cache(); }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     if (data.get_context() == nullptr) return;
     Machine::get().name_as_user(data.get_context(), stream_number(stream));

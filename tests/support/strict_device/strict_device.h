@@ -60,6 +60,9 @@ void launch(at::Device device, const char* what, std::span<const at::Tensor> rea
             std::span<const at::Tensor> written, std::function<void()> work);
 [[nodiscard]] void* address_of(const at::Tensor& tensor);
 
+// Returns how often memory that the device keeps for later was given back.
+[[nodiscard]] std::int64_t caches_emptied();
+
 // Refuses waits of this thread while it lives: an operator or a wait throws.
 class NoWait {
  public:
