@@ -208,7 +208,7 @@ void wait_for_device(at::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// What the aborted groups have queued is past when this returns: their buffers may be used again.
+// Waits until the work of the aborted groups has ended. Their buffers may be used again.
 template <typename State>
 void finish_abort(State& state, const ChannelOptions& options) {
   if (!state.finish_abort(options.patience)) return;

@@ -60,9 +60,9 @@ class SideCalls;  // on threads of their own
 // The host does not wait: wait() returns when the device's current stream will wait for them. Only
 // a channel that was opened may be used.
 //
-// After a failure all groups are aborted at the same time, by threads that wait for nothing on the
-// device: a kernel of one group may be queued behind one of another. What was received then is not
-// to be used, and the failure is known before a wait for the device returns.
+// A failure aborts all groups at the same time, since a kernel of one may be queued
+// behind one of another. The threads that abort do not wait for the device. What was received then
+// is not to be used, and the failure is known before a wait for the device returns.
 class ChannelTransport final : public transport::Transport {
  public:
   explicit ChannelTransport(ChannelOptions options);

@@ -10,9 +10,9 @@ enum class Determinism { kNotDemanded, kDemanded };
 
 // Sets what libtorch chooses from on all devices of this process.
 //
-// If equal bits are demanded, it chooses operations that give the same bits each time, where it has
-// a choice, and refuses operations that never do. Otherwise it takes its fastest, as PyTorch does
-// by default. Attention by cuDNN is one of them.
+// If equal bits are demanded, it chooses operations that give the same bits each time. It refuses
+// those that have no such form. Otherwise it takes its fastest, as PyTorch does by default.
+// Attention by cuDNN is one of them.
 void set_determinism(Determinism wanted);
 
 }  // namespace dynmo::c10d

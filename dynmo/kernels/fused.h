@@ -17,8 +17,8 @@
 
 namespace dynmo::kernels::fused {
 
-// Returns whether kernels serve these tensors: their device has kernels, the first is of fp32 or
-// bf16, and all are contiguous and start at multiples of 16 bytes. Undefined ones count as served.
+// Returns whether kernels serve these tensors. Their device has kernels, and the first is of fp32
+// or bf16. All are contiguous and start at multiples of 16 bytes. Undefined ones count as served.
 [[nodiscard]] bool serves(const at::Tensor& first, std::initializer_list<at::Tensor> others = {});
 
 [[nodiscard]] at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF);

@@ -35,9 +35,9 @@ class StageMessages {
 
   // Posts a send or a receive of the schedule. A gradient has no rows.
   //
-  // From a device, a send is posted when its copy to host memory is complete. That is at the next
-  // call that could wait for another rank, so that a compute action that needs no message is queued
-  // before the host waits for the copy. Sends are posted in the order of the calls.
+  // From a device, a send is posted when its copy to host memory is complete. The next call that
+  // could wait for another rank waits for the copy. So a compute action without a message is queued
+  // before. Sends are posted in the order of the calls.
   void send(const schedule::Action& action, model::Hidden value);
   void receive(const schedule::Action& action);
   // Notes the value that a trained stage has passed on. Its gradient will have the same shape.
