@@ -26,8 +26,8 @@ constexpr const char* kLibrary = "libtorch_cpu.so";
 constexpr const char* kHere = "DYNMO_TORCH_DIR";
 constexpr const char* kPath = "LD_LIBRARY_PATH";
 
-// Prints the folder of PyTorch, which is not imported. A folder `torch` in the working directory is
-// none.
+// Prints the folder of PyTorch, which is not imported. A folder `torch` in the working directory
+// does not count.
 constexpr const char* kAskPython =
     "import importlib.util as u, sys\n"
     "sys.path[:] = filter(None, sys.path)\n"

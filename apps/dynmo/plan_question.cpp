@@ -182,8 +182,8 @@ Expected<std::optional<Bytes>> read_memory(const PlanFlags& flags) {
                 : make_error(ErrorCode::kBadInput, "--memory: {}", memory.error().message);
 }
 
-// The ranks, their memory and their links: the user's, or equal ranks with the links that a device
-// has inside a node.
+// Reads the cluster that the user gives. Without one it makes equal ranks with the links of the
+// device inside a node.
 Expected<void> read_cluster(const PlanFlags& flags, plan::Question& question) {
   if (flags.cluster) {
     DYNMO_ASSIGN(cost::Cluster cluster, cost::read_cluster(*flags.cluster));

@@ -64,7 +64,7 @@ std::string name_of(const CLI::Option& option) {
   return option.get_name(/*positional=*/true);
 }
 
-// A flag that was given too often, or without its value.
+// Explains a flag that was given too often, or without its value.
 std::string explain_mismatch(const CLI::App& command, const std::string& text,
                              const std::vector<std::string>& arguments) {
   for (const CLI::Option* option : command.get_options()) {
@@ -176,7 +176,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& fault,
   return explain_word(*last, given, known);
 }
 
-// Output to a pipe, a file or a full disk is known to be written only now.
+// Flushes standard output. Errors of pipes, files and full disks appear only here.
 Expected<void> flush_output() {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
   return make_error(ErrorCode::kBadInput, "cannot write to standard output: {}",
@@ -227,15 +227,16 @@ Expected<int> parse_and_run(int argc, char** argv,
   return code;
 }
 
-// The next file that is opened would take the number of a closed standard descriptor, and what is
-// printed would go into that file. Use of what is opened here fails as that of a closed one does.
+// Opens a placeholder for each standard descriptor that is closed. Otherwise the next opened file
+// would get its number, and output would go into that file. Reads and writes of a placeholder fail,
+// as those of a closed descriptor do.
 void reserve_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) < 0) static_cast<void>(::open("/", O_PATH));
   }
 }
 
-// Given back before the lack of memory is said, which takes some.
+// Freed before an out-of-memory error is printed, because printing needs memory.
 std::atomic<void*> memory_for_the_last_line = nullptr;
 constexpr std::size_t kLastLine = std::size_t{1} << 20;
 

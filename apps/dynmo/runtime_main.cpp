@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `dynmo-runtime`: the commands that need libtorch. `dynmo` becomes it; ranks that it starts are
-// it.
+// `dynmo-runtime`: the commands that need libtorch. `dynmo` executes it for them, and starts ranks
+// as it.
 #include "apps/dynmo/command.h"
 
 int main(int argc, char** argv) {

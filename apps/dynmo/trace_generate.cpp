@@ -70,8 +70,9 @@ struct Groups {
   double cv = 0;
 };
 
-// The largest number of a group: mean (1 + imbalance). None is given: four standard deviations
-// above the mean, or what the coefficient of variation needs, as far as there is room.
+// Returns the largest number of a group, mean (1 + imbalance). Without an imbalance it is four
+// standard deviations above the mean, or more if the coefficient of variation needs it. It is
+// limited to the room.
 std::uint64_t largest(const Groups& of, std::optional<double> imbalance) {
   const double mean = static_cast<double>(of.sum) / static_cast<double>(of.groups);
   const double room = static_cast<double>(std::min(of.size, of.sum - of.groups + 1));
@@ -79,7 +80,7 @@ std::uint64_t largest(const Groups& of, std::optional<double> imbalance) {
   if (imbalance) {
     asked = std::round(mean * (1 + *imbalance));
   } else {
-    // One alone may not be further away than the square root of their number allows.
+    // One of n values is at most sqrt(n - 1) standard deviations above the mean.
     const double far = std::min(4.0, 0.9 * std::sqrt(static_cast<double>(of.groups)));
     const double needed = mean > 1 ? mean + 2 * of.cv * of.cv * mean * mean / (mean - 1) : 1;
     asked = std::ceil(std::max(mean * (1 + far * of.cv), needed));
@@ -87,15 +88,16 @@ std::uint64_t largest(const Groups& of, std::optional<double> imbalance) {
   return static_cast<std::uint64_t>(std::clamp(asked, 1.0, room));
 }
 
-// Densities of few digits do not fit together exactly: what differs by less is meant to be equal.
+// Returns `to` if `count` is nearly equal. Densities have few digits, so counts that should be
+// equal differ a little.
 std::uint64_t snapped(std::uint64_t count, std::uint64_t to) {
   const double difference = std::abs(static_cast<double>(count) - static_cast<double>(to));
   return difference <= 1e-4 * static_cast<double>(to) ? to : count;
 }
 
-// Fits `count` things in `groups`, with hardly more than one in each. The number of groups with two
-// decides their spread, and is lost in the digits of the densities. The spread decides if it
-// differs by at most `snapped`.
+// Returns `count`, corrected if it is about one thing in each of `groups`. The number of groups
+// with two decides the spread, but the densities have too few digits for it. So it follows from
+// `cv` if snapped() permits.
 std::uint64_t fitted(std::uint64_t count, std::uint64_t groups, double cv) {
   const auto ones = static_cast<double>(groups);
   if (snapped(count, groups) != groups) return count;

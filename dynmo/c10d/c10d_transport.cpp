@@ -227,7 +227,7 @@ Expected<void> Joining::claim_rank() {
   return {};
 }
 
-// Through the store.
+// Finds rank 0 through the store.
 Expected<void> Joining::find_rank_0() {
   state_->address = store_->address;
   if (options_.rank == WorldRank(0)) {
@@ -274,9 +274,9 @@ Expected<void> Joining::wait_for_all() {
       missing.size() > 8 ? ", ..." : "");
 }
 
-// Gloo needs an address of this host that the others reach. Where its own view of the master's name
-// is none, a rank on another host has one of that host: the way there is the way from there. If no
-// rank has one, all are on this host, where the name will do.
+// Chooses an address of this host that the other ranks reach, for Gloo. If the master's name gives
+// none, another host's known address does: this host's address on the route to it is reachable from
+// there. If no rank has one, all are on this host, and the name suffices.
 void Joining::choose_address() {
   if (!found_by_name_) return;
   for (int rank = 0; rank < options_.size; ++rank) {
@@ -291,8 +291,8 @@ void Joining::choose_address() {
   }
 }
 
-// Gloo's constructor waits for every peer and knows no abort: on a thread of its own, which is left
-// behind should a rank be lost just then.
+// Connects Gloo on a thread of its own, because its constructor waits for every peer and cannot be
+// aborted. If a rank is lost meanwhile, the thread is abandoned.
 Expected<void> Joining::connect_gloo() {
   struct Shared {
     std::mutex mutex;
@@ -403,8 +403,8 @@ Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options) {
               "a rank of the group, got {} of {}", options.rank, options.size);
   if (options.size > 1) {
     std::signal(SIGPIPE, SIG_IGN);
-    // c10d's lines on a peer that has gone are not logged: our error has them, or there is none, as
-    // a newcomer may leave while the run continues.
+    // c10d does not log lost peers. Our error names them. There is none if a newcomer leaves while
+    // the run continues.
     if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     DYNMO_TRY(
         process::allow_descriptors(process::descriptors_of_rank(options.size + options.beside),

@@ -40,8 +40,8 @@ Expected<int> load_cuda(const std::filesystem::path& folder) {
                         "build with -DDYNMO_TORCH_DIR of one for CUDA, or set run.device = cpu",
                         library.string());
     }
-    // The products of one matrix size are the same bits each time only with a workspace of their
-    // own (a rule of cuBLAS, which reads this when it starts).
+    // cuBLAS gives the same bits each time only with a workspace of fixed size. It reads this
+    // variable when it starts.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     // Global, as it registers what libtorch_cpu then calls.
     if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {

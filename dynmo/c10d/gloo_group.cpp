@@ -56,8 +56,8 @@ class GlooOperation final : public Operation {
     bool arrived = false;
     const auto begin = std::chrono::steady_clock::now();
     try {
-      // Without a limit of its own the wait has that of the time in which the group was connected:
-      // c10d::Backend::setTimeout does not reach connections that are made.
+      // Without an argument, the wait has the timeout with which the group was connected:
+      // c10d::Backend::setTimeout does not change existing connections.
       arrived = (*place_)->wait(timeout_);
     } catch (const std::exception& exception) {
       what = first_line_of(exception);
@@ -79,7 +79,7 @@ class GlooOperation final : public Operation {
   bool waited_ = false;
 };
 
-// One that Gloo refused to post, or that was posted after the failure.
+// An operation that Gloo refused to post, or that was posted after the failure.
 class FailedOperation final : public Operation {
  public:
   FailedOperation(std::shared_ptr<GroupState> state, Member peer, std::string what)

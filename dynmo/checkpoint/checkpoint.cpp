@@ -75,9 +75,9 @@ Expected<std::vector<CheckpointFolder>> folders_in(const fs::path& root) {
   return folders;
 }
 
-// Gives a checkpoint a name that is never listed. Where the file system does not rename such a
-// folder (one of a lower layer of an overlay), it is removed, its manifest first: without that it
-// is not listed.
+// Gives a checkpoint a name that is never listed. If the file system cannot rename the folder (one
+// in a lower layer of an overlay), it is removed. Its manifest goes first, because a folder without
+// it is not listed.
 Expected<void> set_aside(const fs::path& checkpoint, const fs::path& aside) {
   if (::rename(checkpoint.c_str(), aside.c_str()) == 0) return {};
   const int error = errno;

@@ -12,16 +12,16 @@
 namespace dynmo::checkpoint {
 namespace {
 
-// Keys in a tree: core/json.h's ordered objects search all keys for each, too slow for a header
-// with a million tensors.
+// Has its keys in a tree. The ordered objects of core/json.h search all keys for each one, too slow
+// for a header with a million tensors.
 using JsonTree = nlohmann::json;
 
 Error fault(std::string_view origin, const std::string& what) {
   return make_error(ErrorCode::kBadInput, "{}: {}", origin, what);
 }
 
-// Stops at the first key that an object has twice; nlohmann's tree keeps one of them. Not its
-// parser callback: that takes quadratic time in the number of keys.
+// Stops at the first key that an object has twice, of which nlohmann's tree keeps only one. Its
+// parser callback would take quadratic time in the number of keys.
 class DuplicateKeys final : public nlohmann::json_sax<JsonTree> {
  public:
   std::optional<std::string> twice;

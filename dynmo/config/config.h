@@ -189,8 +189,8 @@ struct Config {
 // experts and micro-batch. The data have `vocabulary` tokens unless model.vocabulary is set.
 [[nodiscard]] cost::TransformerShape transformer_shape(const Config& config,
                                                        std::int64_t vocabulary);
-// Returns the FLOPs of a step in the products of the dense model, of all replicas: F, I and W once,
-// without what is computed again. 0 if layers are emulated.
+// Returns the FLOPs of a step in the products of the dense model, over all replicas. F, I and W
+// count once, and recomputation does not count. 0 if layers are emulated.
 [[nodiscard]] double step_flops(const Config& config, std::int64_t vocabulary);
 // Returns the tables of enabled sources for which a step computes less than step_flops().
 [[nodiscard]] std::vector<std::string_view> sparse_sources(const Config& config);

@@ -5,8 +5,8 @@
 
 namespace dynmo::config {
 
-// Returns the config with all values that follow from other keys, so that it is independent of
-// defaults. Keys without effect have no values.
+// Returns the config with derived values filled in, and keys without effect reset to their
+// defaults. So two configs of the same run become equal.
 [[nodiscard]] Config resolved(Config config);
 
 }  // namespace dynmo::config

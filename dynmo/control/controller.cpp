@@ -246,8 +246,9 @@ double Controller::noise_of(const RankWork& work) const {
                                           profiler_.rank_noise() * work.share);
 }
 
-// Whether a rank's share of the work has changed since the last plan, by more than the least gain
-// and noise. Where noise forbade a move, a window of twice the length may allow it.
+// Returns whether a rank's share of the work has changed since the last plan, by more than the
+// least gain and noise. Also returns true if noise forbade a move, and the window has since
+// doubled.
 bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) const {
   if (drift_.shares.empty() || drift_.stages != now.plan.stages) return true;
   if (drift_.noisy_window > 0 && profiler_.steps() >= 2 * drift_.noisy_window) return true;

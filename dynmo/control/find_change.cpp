@@ -28,8 +28,8 @@ double shift(const Series& series, std::size_t newest) {
   return median({split, series.end()}) - median({series.begin(), split});
 }
 
-// The same of the last `newest` steps and the first `older` ones, which need not meet; 0 where it
-// may be noise.
+// Returns the shift between the last `newest` and the first `older` steps, which need not be
+// adjacent. Returns 0 if it may be noise.
 double significant_shift(const Series& series, std::size_t older, int newest, double noise) {
   Series before(series.begin(), series.begin() + static_cast<std::ptrdiff_t>(older));
   const double center = median_in_place(before);

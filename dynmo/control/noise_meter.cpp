@@ -21,8 +21,8 @@ std::map<Rank, double> forward_by_rank(const std::vector<cost::LayerSample>& lay
 
 }  // namespace
 
-// How the layers' shares and the ranks' sums differ from those of the step before, under the same
-// plan.
+// Adds the differences of the layers' shares and the ranks' sums from the previous step, under the
+// same plan.
 void NoiseMeter::add(const std::vector<cost::LayerSample>& layers,
                      const std::vector<Rank>& owners) {
   const std::map<Rank, double> sums = forward_by_rank(layers, owners);

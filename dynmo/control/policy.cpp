@@ -135,8 +135,8 @@ Expected<plan::Proposal> proposed(const plan::BalanceProblem& problem, const Pol
   return std::move(packing.proposal);
 }
 
-// The balancer's plan, on few ranks where asked; in 1F1B where there are more ranks than the
-// schedule in force can have for these layers.
+// Returns the balancer's plan, on few ranks if asked. It uses 1F1B if the schedule in force cannot
+// have so many ranks for these layers.
 Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
   plan::BalanceProblem problem = problem_of(input, options);
   auto found = proposed(problem, options, input.all_ranks);

@@ -29,9 +29,9 @@ namespace dynmo {
 [[nodiscard]] std::vector<TomlKey> only_if(const std::vector<ActsIf>& conditions,
                                            std::vector<TomlKey> keys);
 
-// Returns "pipeline.schedule = interleaved or auto". page_text_of() returns
-// "pipeline.schedule=interleaved/auto", or "checkpoint.every>=1".
+// Returns the condition as text: "pipeline.schedule = interleaved or auto".
 [[nodiscard]] std::string text_of(const ActsIf& condition);
+// Returns a short form: "pipeline.schedule=interleaved/auto", or "checkpoint.every>=1".
 [[nodiscard]] std::string page_text_of(const ActsIf& condition);
 
 // Returns kBadInput for the first key that is not at its default and has no effect beside the
@@ -42,9 +42,9 @@ namespace dynmo {
 // Sets the keys that have no effect to their defaults.
 void reset_idle(std::span<const TomlKey> keys, std::span<const TomlKey> defaults);
 
-// Like apply_toml_settings(), and resets a key that loses its effect by the settings to its
-// default. Keys that a setting names keep their value. So one flag can disable a table of a file.
-// `make_keys` lists the keys with the conditions of the values at that time.
+// Like apply_toml_settings(). If the settings take a key's effect away, resets the key to its
+// default, unless a setting names it. So one flag can disable a table of a file. `make_keys`
+// returns the keys with the conditions that follow from the current values.
 [[nodiscard]] Expected<void> apply_overrides(const std::function<std::vector<TomlKey>()>& make_keys,
                                              std::span<const TomlKey> defaults,
                                              std::span<const std::string> settings,

@@ -14,8 +14,9 @@
 
 namespace dynmo {
 
-// Returns the content of a file or a pipe. Returns kBadInput with the path and the system's reason.
-// Also returns it beyond `max_bytes`, so that an endless device does not fill the memory.
+// Returns the content of a file or a pipe. Returns kBadInput with the path and the system's reason
+// if it cannot be read. Also returns it beyond `max_bytes`, so that an endless device does not fill
+// the memory.
 [[nodiscard]] Expected<std::string> read_file(
     const std::filesystem::path& path,
     std::size_t max_bytes = std::numeric_limits<std::size_t>::max());
@@ -44,8 +45,8 @@ namespace dynmo {
 
 [[nodiscard]] Expected<void> make_directories(const std::filesystem::path& path);
 
-// Returns the folder that scripts/setup fills and programs keep what they can make again in:
-// DYNMO_CACHE, else XDG_CACHE_HOME/dynmo, else ~/.cache/dynmo.
+// Returns the folder for files that can be made again: DYNMO_CACHE, else XDG_CACHE_HOME/dynmo, else
+// ~/.cache/dynmo. The script scripts/setup uses it, too.
 [[nodiscard]] std::filesystem::path cache_folder();
 
 // Returns the kind of a file by its first bytes, with a remedy: "a Git LFS pointer: ...". Returns

@@ -60,8 +60,8 @@ class ParseGuard {
   };
 
   void begin(bool array) {
-    // Nothing of ours nests deeper; the library's recursion would follow a hostile file off the
-    // stack.
+    // Our files never nest deeper. The library parses recursively, so a hostile file could overflow
+    // the stack.
     constexpr std::size_t kMaxLevels = 64;
     count_element();
     if (levels_.size() >= kMaxLevels) {
@@ -106,8 +106,8 @@ class ParseGuard {
   std::vector<Level> levels_;
 };
 
-// Names the number that programs write and JSON does not have, where reading stopped behind `bytes`
-// of the text; "" where there is none.
+// Returns the NaN or Inf, which JSON does not have, at which reading stopped after `bytes` of the
+// text; "" if there is none.
 std::string_view number_at(std::string_view text, std::size_t bytes) {
   if (bytes == 0 || bytes > text.size()) return "";
   const std::string_view rest = text.substr(bytes - 1);

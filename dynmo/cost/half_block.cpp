@@ -173,9 +173,8 @@ HalfBlock delta_half(const DeltaShape& shape) {
   half.norm(values, shape.value_size);
   half.kept += 2 * channels + 2 * values + 2 * shape.value_heads;
   half.moved += 2 * channels + 3 * values;
-  // A chunk has scores of keys with keys and queries, the triangular inverse, its products with
-  // values and keys. The state is read twice, for outputs and for what is written over, and
-  // written.
+  // A chunk computes K K^T, Q K^T, a triangular inverse, and its products with values and keys. The
+  // state is read twice, for outputs and for the values that it replaces, and written once.
   half.scan_flops =
       2 * channels * shape.kernel +
       shape.value_heads * (2 * kChunk * (3 * shape.key_size + 2 * shape.value_size + kChunk / 3) +
@@ -194,8 +193,8 @@ HalfBlock state_space_half(const StateSpaceShape& shape) {
   half.norm(inner, inner);
   half.kept += 2 * channels + 2 * inner + shape.heads;
   half.moved += 2 * channels + 3 * inner;
-  // A chunk has scores of inputs with outputs and their products with the values, the causal half.
-  // The state is written and read.
+  // A chunk computes C B^T and its product with x, both for the causal half. The state is written
+  // and read.
   half.scan_flops = 2 * channels * shape.kernel +
                     shape.chunk * (shape.groups * shape.state + inner) + 4 * inner * shape.state;
   return half;

@@ -35,8 +35,8 @@ Terms relative(const ProductPoint& point) {
   return {1 / point.time, point.left.weights / point.time, point.left.segments / point.time};
 }
 
-// Least squares by the normal equations, the terms outside of `used` left out; none where the
-// points cannot tell the used ones apart.
+// Solves least squares by the normal equations, with the terms of `used` only. Returns nullopt if
+// the points do not determine them.
 std::optional<Terms> solve(const std::vector<Terms>& points, const std::array<bool, kTerms>& used) {
   std::array<std::array<double, kTerms + 1>, kTerms> rows{};
   for (std::size_t i = 0; i < kTerms; ++i) {
@@ -87,8 +87,8 @@ Occupancy even_occupancy(double density, std::int64_t rows, std::int64_t columns
   return {.weights = density, .segments = segments / all};
 }
 
-// The optimum without negative coefficients leaves some of the terms out and is the least-squares
-// solution with the others, so all seven choices are tried.
+// The optimum with non-negative coefficients is a least-squares solution with some of the terms
+// left out. So all seven choices are tried.
 ProductFit fit_products(std::span<const ProductPoint> points) {
   DYNMO_CHECK(!points.empty(), "points to fit, got {}", points.size());
   std::vector<Terms> terms;

@@ -80,7 +80,7 @@ Blend::Blend(std::vector<std::int64_t> weights) : weights_(std::move(weights)) {
               "1 to {} weights above 0 of a sum of at most {}, got {} of {}", kMaxBlendParts,
               kMaxBlendPeriod, weights_.size(), period);
   // A set may come if it is behind its share by 1 / scale samples. Of those, the one comes that
-  // would first be too far behind. Whole numbers: multiples of 1 / (scale x period).
+  // would first be too far behind. Values are whole multiples of 1 / (scale x period).
   const std::int64_t scale = std::max<std::int64_t>(2 * std::ssize(weights_) - 2, 1);
   std::vector<std::int64_t> count(weights_.size(), 0);
   for (std::int64_t n = 1; n <= period; ++n) {

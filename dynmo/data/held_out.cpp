@@ -17,8 +17,8 @@ constexpr double kMaxWholeShare = 0.1;
 // files are used. There no line of JSON lines counts as a tenth of it.
 constexpr std::int64_t kReadThrough = std::int64_t{256} << 20;
 
-// The same for a document whatever else is prepared with it. `name` is relative to what the user
-// gave, so that moving the corpus changes nothing either. In [0, 1).
+// Returns a number in [0, 1) that depends only on the seed and the document's name. `name` is
+// relative to the path that the user gave, so moving the corpus does not change it.
 double place_of(std::uint64_t seed, std::string_view name) {
   const Digest digest = digest_of(fmt::format("{}\n{}", seed, name));
   return static_cast<double>(digest.high >> 11) * 0x1p-53;
@@ -26,9 +26,9 @@ double place_of(std::uint64_t seed, std::string_view name) {
 
 bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }
 
-// Where to cut `text`: behind a line that ends within `window` bytes from `from` on, else before
-// the character at `from`. A first piece keeps a character before the cut, and is not cut (its size
-// is returned) where it has no other.
+// Returns where to cut `text`: after a line that ends within `window` bytes from `from` on, else
+// before the character at `from`. A first piece keeps at least one character before the cut. If it
+// has only one, returns its size, so it is not cut.
 std::size_t cut_of(std::string_view text, std::size_t from, std::size_t window, bool first) {
   const std::size_t line = text.find('\n', from == 0 ? 0 : from - 1);
   if (line != std::string_view::npos && line < from + window && line + 1 < text.size()) {
@@ -96,7 +96,7 @@ class HeldOutChoice {
     }
     take_candidate();
   }
-  // Whether no more needs to be read: what is drawn and what is left are known.
+  // Returns whether no more needs to be read, because what is drawn and what is left are known.
   [[nodiscard]] bool is_decided() const {
     return corpus_bytes_ > kReadThrough && left_ && smallest_drawn_ <= limit(corpus_bytes_);
   }

@@ -137,8 +137,8 @@ void GroupStar::decide(const Error& error) {
   if (is_over()) return;
   verdict_ = error;
   news_ = true;
-  // Rank 0 tells the others before it does anything else. Another rank tells rank 0 only what it
-  // found of rank 0 itself: if that was merely stopped, it learns so that it is out.
+  // Rank 0 tells the others first. Another rank tells rank 0 only about a loss of rank 0 itself. If
+  // rank 0 was merely paused, it learns that it is excluded.
   broadcast(FrameType::kVerdict, process::text_of(error));
 }
 

@@ -178,9 +178,9 @@ void PlaneLoop::run() {
   while (!stop_) {
     wait_for_events(lock, next_beat);
     const auto now = Clock::now();
-    // Time in which this thread did not run (a paused container, a host that is busy beyond
-    // measure) is no silence of the others, which may have stood still as well. If this rank stood
-    // still alone, rank 0 says so.
+    // Time in which this thread did not run (a paused container, an overloaded host) does not count
+    // as silence of the others, which may have been paused, too. If only this rank was paused, rank
+    // 0 reports it.
     if (const auto late = now - last_turn - options_.period; late > options_.period) {
       for (PlanePeer& peer : peers_) peer.last_received += late;
     }
@@ -355,8 +355,8 @@ void PlaneLoop::tell_verdicts(Lock& lock) {
   lock.lock();
 }
 
-// A socket that is closed with unread bytes resets the connection and may destroy what the other
-// end has not read yet, the verdict among it: so the other ends close first if they can.
+// Lets the other ends close first if they can. Closing a socket with unread bytes resets the
+// connection, and may destroy what the other end has not read yet, such as the verdict.
 void PlaneLoop::close_connections(Lock& lock) {
   const auto deadline = Clock::now() + kCloseTime;
   listening_.socket.reset();

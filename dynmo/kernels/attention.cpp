@@ -98,8 +98,7 @@ AttentionGradient gradient_of(const at::Tensor& gradient_BTHK, const at::Tensor&
   return gradient;
 }
 
-// Whole sequences, of whose keys the queries' own are the last ones: token t sees those up to its
-// own.
+// Whole sequences, whose queries belong to the last keys. Each token sees the keys up to its own.
 class WholeSequences {
  public:
   WholeSequences(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK)

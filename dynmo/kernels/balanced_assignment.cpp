@@ -50,8 +50,8 @@ class Assigner {
   }
 
  private:
-  // The best move from one expert to another that can still be made. The queue forgets those that
-  // cannot; what becomes possible again is pushed again (see give).
+  // Returns the best possible move from one expert to another. The queue drops moves that are
+  // impossible now. They are pushed again when they become possible (see give).
   const Move* best(std::size_t from, std::size_t to) {
     auto& moves = moves_[from * experts_ + to];
     while (!moves.empty()) {
@@ -82,7 +82,7 @@ class Assigner {
     }
   }
 
-  // One more expert for the token, by the path of largest gain that ends where there is room.
+  // Gives the token one more expert, by the path of largest gain that ends at an expert with room.
   // (No cycle gains anything: the assignment so far is the best of its tokens.)
   void place(std::size_t token) {
     std::vector<double> gain(experts_, kNoWay);

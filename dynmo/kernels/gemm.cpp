@@ -70,8 +70,8 @@ constexpr std::array<Block, sizeof...(i)> blocks(std::integer_sequence<int, i...
   return {block<i + 1, kTransposed>...};
 }
 
-// `depth` rows of b from `row` on, of `width` columns from `column` on; zeros for columns that
-// lack.
+// Packs `depth` rows of b from `row` on and `width` columns from `column` on. Missing columns
+// become zeros.
 DYNMO_512_BITS void pack(const Operand& b, Index row, Index depth, Index column, Index width,
                          float* panel) {
   const float* from = b.data + row * b.stride + column;

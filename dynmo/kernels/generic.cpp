@@ -131,8 +131,8 @@ Tensor normed_again(const Tensor& x_ND, const Tensor& inverse_N1, const Tensor& 
 }
 
 // With u = x * inverse: dweight = sum_N(dy * u), dx = inverse * (dy * w) - x * inverse^2 *
-// mean_D(dy * u * w). An operation on a device reads and writes all of its tensors, so there are
-// few of them, and narrow ones.
+// mean_D(dy * u * w). An operation on a device reads and writes whole tensors, so there are few
+// operations, on small tensors if possible.
 NormGradient norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND, const Tensor& inverse_N1,
                            const Tensor& weight_D, InputGradient wanted,
                            const Tensor& residual_ND) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows are moved to their places and back by index_select alone: it adds nothing, so its order
-// needs no sort. N is the number of heads of all sequences, L the length of the longest section, S
-// the number of buckets, Z = N S that of sections, and M = B T H that of rows.
+// Moves rows to their places and back by index_select alone. It adds nothing, so it is
+// deterministic without a sort. N heads of all sequences, L rows of the longest section, S buckets,
+// Z = N S sections, M = B T H rows.
 #include "dynmo/kernels/generic_selection.h"
 
 #include <ATen/ATen.h>
@@ -21,16 +21,17 @@ using at::Tensor;
 
 Tensor widened(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
 
-// The first row of a section sees no key, and its last one is a key of none. So with plain causal
-// attention of L - 1 queries and keys, those of rank r see keys of rank < r.
+// Keys are the rows of a section without the last one, which no query sees. Queries are those
+// without the first one, which sees no key. So plain causal attention of L - 1 queries and keys
+// lets a row see the rows before it, but not itself.
 enum Shift : std::int64_t { kKeys = 0, kQueries = 1 };
 
 Tensor rows_at(const Selection& selection, Shift shift) {
   return selection.rows_NLS.narrow(1, shift, selection.rows_NLS.size(1) - 1);
 }
 
-// Padding, and places behind all sections, get the numbers of any row. Packed, L is M, and N and S
-// are 1.
+// Returns the rows by section. Padding, and places behind all sections, hold arbitrary rows. If
+// packed, L is M, and N and S are 1.
 Tensor in_sections(const Tensor& x_BTHK, const Selection& selection, Shift shift) {
   const Tensor x_MK = x_BTHK.reshape({-1, x_BTHK.size(3)});
   if (selection.packed()) {
@@ -42,7 +43,7 @@ Tensor in_sections(const Tensor& x_BTHK, const Selection& selection, Shift shift
       .view({rows_NLS.size(0), rows_NLS.size(1), rows_NLS.size(2), x_MK.size(1)});
 }
 
-// Rows that are no queries, or no keys, become 0.
+// Moves rows back from their sections. Rows that are no queries, or no keys, become 0.
 Tensor from_sections(const Tensor& x_NLSK, at::IntArrayRef sizes_BTHK, const Selection& selection,
                      Shift shift) {
   const Tensor x_PK = x_NLSK.reshape({-1, x_NLSK.size(3)});
@@ -103,7 +104,7 @@ struct Packing {
 
 constexpr std::int64_t kCausal = 1;  // sdp::CustomMaskType::CausalFromTopLeft
 
-// Attention to the keys of a query's own section, of [1, M, 1, K].
+// Computes attention to the keys of each query's own section, for [1, M, 1, K].
 Attention packed_attention(const InSections& x, const Packing& packing, Fused fused) {
   const auto& [offsets, longest] = packing;
   if (fused == Fused::kFlash) {
@@ -182,7 +183,7 @@ struct SortedBuckets {
 
 }  // namespace
 
-// The highest of all products and their opposites is the largest product without its sign.
+// The maximum of all products and their negatives is the largest absolute product.
 Tensor angular_hashes(const Tensor& x_BTHK, const Tensor& directions_HKS) {
   const Tensor wide_BTHK = widened(x_BTHK);
   const Tensor x_HNK = wide_BTHK.permute({2, 0, 1, 3}).flatten(1, 2);
@@ -287,7 +288,7 @@ AttentionGradient selected_attention_gradient(const Tensor& gradient_BTHK, const
   }
   const InSections x(q_BTHK, v_BTGK, selection);
   Tensor slope_NLSK = in_sections(gradient_BTHK, selection, kQueries);
-  // Padding has no gradient from behind, so it gives none.
+  // Padding receives no gradient, so it contributes none.
   if (selection.padded()) {
     slope_NLSK.masked_fill_(rows_at(selection, kQueries).lt(0).unsqueeze(3), 0);
   }

@@ -22,9 +22,9 @@ namespace dynmo::kernels {
 enum class GroupForm {
   // One kernel of libtorch, at::_grouped_mm, which reads on the device where groups end.
   kOperator,
-  // The rows of a group are brought into blocks of equal size, and at::bmm multiplies each block
-  // with a copy of its group's matrix. The number of blocks is the most that R rows can need, so
-  // that the host knows it. There are at most 3 G blocks for 2 G blocks of rows.
+  // Copies the rows of each group into blocks of equal size. Then at::bmm multiplies each block
+  // with a copy of its group's matrix. The host takes the largest number of blocks that R rows can
+  // need. That is at most 3 G: a block has about R / (2 G) rows, and each group rounds up once.
   kBlocks,
 };
 
@@ -42,8 +42,8 @@ struct RowGroups {
   at::Tensor ends_G = {};  // int32. Only kOperator has it and the next.
   at::Tensor empty_G11 = {};
   at::Tensor group_of_Q = {};  // int64
-  at::Tensor rows_P = {};      // int64, the row at each place, or any row
-  at::Tensor padding_P1 = {};  // whether it is any row
+  at::Tensor rows_P = {};      // int64, the row at each place; any row in padding
+  at::Tensor padding_P1 = {};  // whether the place is padding
   at::Tensor places_R = {};    // int64, the place of each row
   // Returns the tensors above.
   [[nodiscard]] std::vector<at::Tensor> tensors() const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on the rows that a pattern chose (selected_attention.h). The rows of a section are
-// brought together in memory of their own, worked on there and put back, a section after the other:
-// what is made on the way stays in the cache, and no tensor of the size of all rows is made.
+// Attention on the rows that a pattern chose (selected_attention.h). Section by section, the rows
+// are copied into a buffer, processed there, and copied back. So intermediate results stay in the
+// cache, and no temporary has the size of all rows.
 #include "dynmo/kernels/selected_attention.h"
 
 #include <ATen/ATen.h>
@@ -213,9 +213,9 @@ std::int64_t head_of_section(const Operands& x, const Section& section) {
   return row / heads / x.q_BTHK.size(1) * heads + row % heads;
 }
 
-// Where the sections begin that one thread takes one after the other, and where the last ones end.
-// Query heads of one key head add to the same rows: they follow each other, as in dense attention,
-// so that sums have the same order.
+// Returns the first section of each run, and the end of the last run. One thread takes a run in
+// order. Query heads of one key head add to the same rows, so they are one run, and sums have the
+// order of dense attention.
 std::vector<std::int64_t> runs_of(const Operands& x, const blocks::Sections& sections) {
   const std::int64_t group = x.q_BTHK.size(2) / x.v_BTGK.size(2);
   std::vector<std::int64_t> runs = {0};

@@ -30,8 +30,9 @@ struct Case {
   double sparsity;
   Spread spread = Spread::kEvenly;
 };
-// From 43 % on a compressed matrix takes less memory than a masked one, so none is compressed below
-// even where its products are faster. Blocks tell the part of segments from the fixed one.
+// Sparsities that are measured. Below 43 % a compressed matrix takes more memory than a masked one,
+// so none is compressed there, even if its products are faster. The case in blocks separates the
+// cost of segments from the fixed cost.
 constexpr std::size_t kEvenCases = 5;
 constexpr std::array<Case, kEvenCases + 1> kCases = {
     {{0.45}, {0.6}, {0.75}, {0.9}, {0.95}, {0.9, Spread::kInBlocks}}};
@@ -40,7 +41,8 @@ constexpr std::int32_t kOneOf = 8;  // of the blocks has weights
 constexpr std::int64_t kMaxSize = 1024;
 constexpr std::int64_t kMaxTokens = 512;
 
-// The first one warms up. A small matrix takes no time, and needs more.
+// Returns the number of rounds. The first one warms up. Small matrices need more, because each
+// round is short.
 int rounds_of(std::int64_t rows, std::int64_t columns, std::int64_t tokens) {
   constexpr std::int64_t kWork = kMaxSize * kMaxSize * kMaxTokens;
   const std::int64_t work = std::max<std::int64_t>(rows * columns * tokens, 1);
@@ -70,8 +72,8 @@ struct Compressed {
   at::Tensor gradient;
 };
 
-// The best of the rounds, as what others do to the machine only adds; dense and compressed ones in
-// turn, as the machine may change meanwhile.
+// Returns the minimum over the rounds, because other processes only add time. Dense and compressed
+// products alternate, because the machine may become slower or faster.
 std::vector<ProductTimes> times_of(std::int64_t rows, std::int64_t columns, std::int64_t tokens,
                                    const Stopwatch& seconds) {
   const at::Tensor weight = at::full({rows, columns}, 0.01, at::kFloat);
@@ -167,7 +169,7 @@ std::vector<ProductTimes> measure_products(std::span<const MatrixSize> matrices,
       all[i].left.segments += weight * times[i].dense_s * times[i].left.segments;
     }
   }
-  // Shares of matrices that take longer count for more, as their parts of the sums do.
+  // Shares are averages weighted by dense time, as the sums of times are.
   for (ProductTimes& times : all) {
     times.left.weights /= times.dense_s;
     times.left.segments /= times.dense_s;

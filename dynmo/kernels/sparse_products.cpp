@@ -174,8 +174,8 @@ at::Tensor packed(const Index& index, const at::Tensor& values) {
 
 enum class Store { kSet, kAdd };
 
-// y = x A^T or y += x A^T, of the matrix A of the index. A thread has a tile of tokens and a group
-// of A's rows at a time, and loads a tile once for the groups it has of it.
+// Computes y = x A^T or y += x A^T for the matrix A of the index. A thread handles one tile of
+// tokens and one group of A's rows at a time. It loads a tile once for all its groups.
 template <typename E>
 void multiply(const Index& index, const at::Tensor& values, const at::Tensor& x_ND,
               at::Tensor& y_NR, Store store, InstructionSet set) {
@@ -212,9 +212,8 @@ void multiply(const Index& index, const at::Tensor& values, const at::Tensor& x_
       });
 }
 
-// A thread has a row of cells, and with each all sums of the weights in it. It transposes by itself
-// what they need of a tile, just before, so that it is in the thread's own cache and no thread
-// waits.
+// A thread handles a row of cells, and all sums of the weights in each. It transposes the needed
+// part of a tile itself, just before use, so that the part is in its own cache and no thread waits.
 template <typename E>
 void add_dots(const Index& index, at::Tensor& gradient, const at::Tensor& dy_NO,
               const at::Tensor& x_NI, InstructionSet set) {

@@ -47,9 +47,10 @@ struct Elements {
   float* second;
 };
 
-// One pass over memory where scaling, libtorch's fused AdamW and zeroing are three, to their bits
-// (as its build for AVX-512 has them). This file is compiled without contraction (CMakeLists.txt):
-// only the products written here are fused with a sum, and they are with any instruction set.
+// Updates in one pass over memory. Scaling, libtorch's fused AdamW and zeroing are three passes,
+// and give the same bits (in its build for AVX-512). This file is compiled without contraction
+// (CMakeLists.txt): only the products written here are fused with a sum, and they are with any
+// instruction set.
 DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t begin,
                                                 std::int64_t end, const AdamWFactors& factors) {
   float* __restrict value = at.value;

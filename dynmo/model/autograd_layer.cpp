@@ -14,8 +14,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// From forward to input_gradient: the graph, held by the edges its outputs leave through, so that
-// the outputs themselves belong to the caller alone. From then to weight_gradient: the gradients.
+// From forward() to input_gradient() it holds the graph, by the edges of its outputs, so that the
+// caller alone owns the outputs. From then to weight_gradient() it holds the gradients.
 struct Graph final : Stash {
   at::Tensor input;                    // alias of the caller's, a leaf of the graph
   std::vector<at::Tensor> parameters;  // aliases of the state's, leaves of the graph

@@ -32,8 +32,9 @@ namespace autograd = torch::autograd;
 constexpr std::size_t kLanes = 16;  // philox blocks computed side by side
 constexpr std::size_t kTile = 4 * kLanes;
 
-// kept[4 * lane + word] = whether that word of philox block first_block + lane is at least
-// `threshold`; equals core/rng.h's philox word for word (held by a test), laid out for vectors.
+// Sets kept[4 * lane + word] to whether that word of philox block first_block + lane is at least
+// `threshold`. The words equal those of philox in core/rng.h, as a test checks. The layout suits
+// vector instructions.
 DYNMO_VECTOR_CLONES
 void keep_tile(std::uint64_t key, std::uint64_t first_block, std::uint32_t threshold,
                std::uint8_t* kept) {

@@ -55,9 +55,8 @@ inline constexpr std::int64_t kMaxAngles = std::int64_t{1} << 28;  // angles of 
 // Returns the id of the head, after the embedding and two half blocks a block.
 [[nodiscard]] LayerId head_of(std::int64_t blocks);
 
-// Returns the full name of a parameter. "model" and "layers" make {of block 1,
-// "mlp.up_proj.weight"} "model.layers.1.mlp.up_proj.weight". The head's matrix is outside of the
-// model.
+// Returns the full name of a parameter. With "model" and "layers", the name of "mlp.up_proj.weight"
+// in block 1 is "model.layers.1.mlp.up_proj.weight". The head's matrix is outside of the model.
 [[nodiscard]] std::string checkpoint_name(std::string_view model, std::string_view list,
                                           const Place& place, std::string_view parameter);
 

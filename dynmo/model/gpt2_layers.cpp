@@ -353,8 +353,8 @@ class Gpt2Head final : public HandWritten<SavedHead> {
   Gpt2Config config_;
 };
 
-// The norm in front of a head in slices: the gradient comes in the type of sums and is rounded
-// once, behind the norm.
+// The norm in front of a head in slices. Its gradient arrives in the accumulation type, and is
+// rounded once, after the norm.
 class LayerNormOfHead {
  public:
   static constexpr std::size_t kParameters = 2;

@@ -43,8 +43,8 @@ class Embedding final : public HandWritten<SavedEmbedding> {
   }
 };
 
-// How a half block x + f(rms_norm(x)) ends its backward pass: from the gradient of the normed input
-// to that of x, undefined unless wanted. Keeps the norm's weight gradient.
+// Ends the backward pass of a half block x + f(rms_norm(x)). Turns the gradient of the normed input
+// into that of x, which is undefined unless wanted. Keeps the norm's weight gradient.
 template <typename T>
 Tensor through_norm_and_residual(T& saved, const Tensor& n_gradient_ND, const Tensor& norm_weight_D,
                                  const Tensor& output_gradient, Layer::InputGradient wanted) {
@@ -344,8 +344,8 @@ class HeadLayer final : public HandWritten<SavedHead> {
   LlamaConfig config_;
 };
 
-// The norm in front of a head in slices: the gradient comes in the type of sums and is rounded
-// once, behind the norm.
+// The norm in front of a head in slices. Its gradient arrives in the accumulation type, and is
+// rounded once, after the norm.
 class RmsNormOfHead {
  public:
   static constexpr std::size_t kParameters = 1;

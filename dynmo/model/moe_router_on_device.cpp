@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The router by libtorch's operations. The host reads nothing: shapes follow from the most rows
-// that experts may have, and the figures are later ones.
+// The router by libtorch's operations. The host reads nothing from the device: shapes follow from
+// the largest number of rows that experts may have, and figures are read later.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-// Both stable: the lower index of equals comes first.
+// Both are stable: of equal values the lower index comes first.
 Tensor ascending(const Tensor& x, std::int64_t dimension) {
   return std::get<1>(at::sort(x, /*stable=*/true, dimension, /*descending=*/false));
 }
@@ -41,7 +41,7 @@ Tensor sinkhorn_of(const Tensor& z_NE) {
   return pi_NE;
 }
 
-// The host assigns.
+// Assigns on the host.
 Tensor balanced_on_host(const RouterOptions& o, const Tensor& z_NE) {
   const Tensor host_NE = z_NE.to(at::kCPU).contiguous();
   const auto* z = kernels::host_data<const double>(host_NE);
@@ -67,7 +67,8 @@ Tensor experts_by_scores(const RouterOptions& o, const Tensor& z_NE, const Tenso
   return highest_first(z_NE, o.top_k);
 }
 
-// Entries n K + k by expert, then token, those that are dropped last, and where each expert begins.
+// The entries n K + k, sorted by expert, then token, with dropped ones last, and the first place of
+// each expert.
 struct SortedSlots {
   Tensor order_J;
   Tensor starts;          // E + 1; the last is the number of kept ones
@@ -104,7 +105,7 @@ SortedSlots sorted_by_expert(const RouterOptions& o, const Tensor& experts_NK,
           .most = std::min(expert_J.numel(), o.experts * capacity)};
 }
 
-// Rows of the kept entries.
+// Sets the rows of the kept entries.
 void set_places(const SortedSlots& rows, std::int64_t slots, Routing& routing) {
   const Tensor sorted_J = at::arange(rows.order_J.numel(), rows.order_J.options());
   Tensor place_J =
@@ -132,7 +133,7 @@ Tensor sums_of(const RouterOptions& o, const Tensor& p_NE, const Tensor& log_sum
   return at::stack({entropy, aux, log_sums_N.square().sum().mul_(o.z_loss / tokens)});
 }
 
-// No token is here.
+// Returns the routing of no tokens.
 Routing nothing(const RouterOptions& o, const Tensor& scores_NE) {
   const std::int64_t slots = o.router == MoeRouter::kExpertChoice ? o.experts : o.top_k;
   const auto whole = scores_NE.options().dtype(at::kLong);
@@ -174,7 +175,7 @@ Routing route_on_device(const RouterOptions& o, const Tensor& scores_NE, const T
     rows.starts = at::arange(o.experts + 1, whole).mul_(taken);
     rows.assigned = rows.starts;
     rows.most = taken * o.experts;
-    // Those that are not chosen come behind.
+    // Entries that are not chosen come last.
     const Tensor unchosen_J = at::ones({tokens * o.experts}, whole);
     unchosen_J.index_fill_(0, entries_A, 0);
     rows.order_J = at::cat({entries_A, ascending(unchosen_J, 0).slice(0, rows.most)});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Some of the tokens of each sequence. They keep their positions.
+// Attention among some of the tokens of each sequence. They keep their positions.
 //
 // Attention layers use RowsLeft if rows of a micro-batch have left (Hidden::rows). They attend
 // among the rows that are still here, each at its position in its sequence. N such rows are stored
@@ -43,12 +43,13 @@ class TakesPositions {
                           : takes->forward_at(state, input, positions_BT, context, stash);
 }
 
-// The rows of an attention that are left.
+// The rows of an attention layer's input that are left.
 struct LeftRows {
   kernels::Ragged sections = {};  // on the CPU
-  // On a device, where they are if those of each sequence are moved to its beginning, and their
-  // positions before, int64. Rows in [sequences, length] are in order, so plain causal attention
-  // is that among them, and its shape needs no wait for the device.
+  // Set on a device, int64. `places_N` are indices into [sequences, length], where each sequence's
+  // rows are moved to its beginning. `positions_1N` are their positions in the sequence. The rows
+  // stay in order, so plain causal attention applies. The host knows the shape without waiting for
+  // the device.
   at::Tensor places_N = {};
   at::Tensor positions_1N = {};
   std::int64_t sequences = 0;

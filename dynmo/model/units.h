@@ -45,9 +45,9 @@ struct UnitSet {
                                                    const ParameterSpec& spec);
 
 // Returns the size of each unit that is left: the root mean square of its weights in the set's
-// matrices, each divided by the matrix's entry of `stds`, which is by parameter. Biases do not
-// count. Sums are in fp64 and in a fixed order, on the host, so that all devices have the same
-// bits.
+// matrices. Weights of a matrix are first divided by its entry of `stds`, which is by parameter.
+// Biases do not count. Sums are in fp64 and in a fixed order, on the host, so that all devices have
+// the same bits.
 [[nodiscard]] std::vector<float> unit_sizes(const LayerState& state,
                                             const std::vector<ParameterSpec>& specs,
                                             const UnitSet& set, std::span<const float> stds);

@@ -56,8 +56,8 @@ struct PlanReport {
   std::optional<plan::JoinedHead> joined_head = {};
 };
 
-// Returns the cut by the names of its layers, for `dynmo plan` and `dynmo train`. If blocks have
-// two layers each, the text says that these move separately.
+// Returns the cut as text, "embedding .. blocks.2 | blocks.3 .. head", for `dynmo plan` and `dynmo
+// train`. If attention and MLP of a block are separate layers, the text says so.
 [[nodiscard]] std::string cut_text(const plan::Plan& plan, std::vector<std::string> names);
 
 // Makes the report of an answer, beside the plan in force and an even cut under 1F1B. The report

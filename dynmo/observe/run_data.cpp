@@ -358,7 +358,7 @@ Expected<std::optional<DrawnMove>> largest_move(const std::vector<Event>& events
     }
     DYNMO_ASSIGN(std::optional<plan::Plan> now, plan_of(event));
     if (!now) continue;
-    // Where layers moved while a step ran, the new plan is that of the step after the decision's.
+    // If layers moved during a step, the new plan begins one step after the decision.
     const bool of_decision = event.step == decided || event.step == decided + 1;
     if (event.kind == "move" && decided >= 0 && of_decision && plan &&
         (!largest || next.gain_s > largest->gain_s)) {
@@ -370,8 +370,8 @@ Expected<std::optional<DrawnMove>> largest_move(const std::vector<Event>& events
   return largest;
 }
 
-// Nothing is drawn of a run that has not written down what its layers cost, or in how many
-// micro-batches.
+// Adds the drawing of the largest move. Adds none if the run has not recorded its layers' costs or
+// its number of micro-batches.
 Expected<void> add_move(const RunFolder& folder, const std::vector<Event>& events, RunData& run) {
   DYNMO_ASSIGN(const std::optional<DrawnMove> drawn, largest_move(events));
   if (!drawn || drawn->micro_batches < 1) return {};

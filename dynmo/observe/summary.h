@@ -92,11 +92,11 @@ struct Summary {
   double speedup = 0;  // of the balanced run over the baseline
   // Speedup with the best possible cuts, by replay; NaN: unknown.
   double best_speedup = 0;
-  // The cuts were too many to replay. No cut gives a larger speedup, and perhaps none reaches it.
+  // Whether best_speedup is only an upper bound, because there were too many cuts to replay.
   bool best_is_bound = false;
   CostsAre best_costs = CostsAre::kMeasured;
-  // Speedup with the cuts of the balanced run, by replay of given costs. So it has the effect of
-  // its decisions without messages, moves and the machine. 0: not known.
+  // Speedup with the cuts of the balanced run, by replay of given costs. Unlike `speedup` it leaves
+  // out messages, moves and noise of the machine. 0: unknown.
   double cuts_speedup = 0;
   Overhead overhead;
   std::int64_t layers_moved = 0;

@@ -27,9 +27,9 @@ class Probe {
     return chain_.fits(rank, first, end, limits_[at(rank)]);
   }
 
-  // The outermost starts a rank can have, were empty ranks allowed: rank s starts in [low[s],
-  // high[s]]. False if even then no cut exists. Filling greedily is exact for that easier question,
-  // because what fits a rank still fits it with layers taken away.
+  // Finds the range of starts of each rank if empty ranks were allowed: rank s starts in [low[s],
+  // high[s]]. Returns false if even then no cut exists. Filling greedily is exact for that easier
+  // question, because what fits a rank still fits it with layers taken away.
   [[nodiscard]] bool find_windows() {
     const int ranks = chain_.size();
     const int layers = chain_.layers();

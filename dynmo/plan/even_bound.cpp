@@ -37,8 +37,9 @@ EvenBound::EvenBound(const Chain& chain) : chain_(chain), capacity_(1, 0.0) {
     capacity_.push_back(capacity_.back() + 1 / (slowness * slowness));
     fastest_ = std::max(fastest_, 1 / (slowness * slowness));
   }
-  // The price at which the bound is highest: the sum of min(w, p c) is p x all capacity. Newton
-  // from above on a concave, piecewise linear function; whatever it gives is a price.
+  // Finds the price p at which the bound is highest: the sum of min(w, p c) is p x all capacity.
+  // This is Newton's method from above on a concave, piecewise linear function. Any result is a
+  // valid price.
   price_ = work(0, chain.layers()) / capacity_.back();
   for (int i = 0; i < kNewtonSteps; ++i) {
     double light = 0;

@@ -121,8 +121,8 @@ class Packer {
     return proposal;
   }
 
-  // The first choice of `keep` ranks whose plan stays within `allowed_s`; nullopt: there is none.
-  // `refusal` tells why.
+  // Returns the first choice of `keep` ranks whose plan stays within `allowed_s`, or nullopt. Then
+  // `refusal` has the reason.
   [[nodiscard]] std::optional<Proposal> within(int keep, double allowed_s, Error& refusal) const {
     for (const std::vector<Rank>& kept : choices(problem_.cluster, keep)) {
       if (min_step_s(kept) > allowed_s * (1 + 1e-6) + 1e-6) continue;

@@ -117,9 +117,9 @@ class Bound {
   std::vector<Work> work_;
 };
 
-// All orders that can differ in their step, the given one first; of those that cannot, that which
-// moves the fewest bytes. Two orders have the same step where each position has the same speed and
-// memory and the same positions share a node and a switch.
+// Returns all orders that can differ in step time, the given one first. Among orders with equal
+// step time it returns the one that moves the fewest bytes. Two orders have the same step where
+// each position has the same speed and memory and the same positions share a node and a switch.
 std::vector<Order> different_orders(const cost::Cluster& cluster, const KeptBytes& kept) {
   const auto ranks = cluster.ranks.size();
   std::vector<std::uint64_t> kind;  // of a rank: the first that is as fast and has as much memory

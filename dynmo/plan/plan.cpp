@@ -144,9 +144,9 @@ std::vector<MicroBatchId> gradients_of(const schedule::Schedule& made, std::size
   return order;
 }
 
-// An order that was made while stages were frozen has no backward of them. Where they train again,
-// it comes behind all others, last stage first, in the order in which gradients arrive. It is right
-// and slow: it runs until a plan is made for it.
+// An order that was made while stages were frozen has no backward of them. If they train again,
+// their backwards are appended, last stage first, in the order in which gradients arrive. That is
+// correct but slow, and serves until the next plan.
 void add_missing_backwards(schedule::Schedule& made) {
   std::vector<MicroBatchId> ascending;
   for (int m = 0; m < made.shape.micro_batches; ++m) ascending.emplace_back(m);

@@ -107,8 +107,8 @@ RankMemory RangeRecompute::memory_of_range(int first, int end) const {
   return rank;
 }
 
-// Below: the layers were they divisible, the cheapest a byte first. Above: whole layers in the same
-// order, without those that are not needed after all.
+// The lower bound treats layers as divisible, cheapest per byte first. The upper bound takes whole
+// layers in the same order, without those that prove unnecessary.
 RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
   if (choice_ == Recompute::kWhole) {
     const std::int64_t parts = sum(sums_.added, first, end);

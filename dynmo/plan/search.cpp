@@ -185,9 +185,9 @@ bool large(const SearchProblem& problem) {
          std::int64_t{6} * problem.cluster.size() * problem.micro_batches > kActionsAnEvaluation;
 }
 
-// A short anneal of every start, a longer one of the best third, and of the best third of those. A
-// large problem anneals only the best third of the starts at all: with a share for each, none would
-// get far.
+// Anneals every start for a short time, the best third of them longer, and the best third of those
+// again. For a large problem it anneals only the best third of the starts, because a share for each
+// would be too short.
 void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options,
                       Recompute recompute, Candidates& candidates, SearchResult& result) {
   if (!countable(problem)) return;

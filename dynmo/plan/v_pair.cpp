@@ -62,8 +62,8 @@ class PairProbe {
     for (std::size_t r = limits_.size(); r-- > 0;) left_[r] = left_[r + 1] + limits_[r];
   }
 
-  // The same if stages may be empty: then fewer layers left are always better, and for each `first`
-  // the least `end` says it all.
+  // Like works(), if stages may be empty. Then fewer remaining layers are always better, so the
+  // least `end` for each `first` suffices.
   [[nodiscard]] bool works_with_empty_stages() const {
     const int layers = chain_.layers();
     const int none = layers + 1;
@@ -89,8 +89,8 @@ class PairProbe {
     return false;
   }
 
-  // Fills the sets of middles that each rank may find; exact. Each but the last rank takes a layer
-  // or more at both ends, the last rank what is left.
+  // Fills the sets of middles that each rank may find, exactly. Every rank but the last takes at
+  // least one layer at both ends. The last takes the rest.
   [[nodiscard]] bool works() {
     const int layers = chain_.layers();
     sets_.assign(1, MiddleSet(layers));

@@ -299,9 +299,9 @@ void Launch::show_output(Child& child) {
   show(merger_.feed(child.rank, std::exchange(child.unshown, {})));
 }
 
-// A killed process closes its connections some time before it can be seen to have ended, and one
-// that has failed tells the others before it ends. They may have spoken of it in between: what
-// itself said and how it ended come first.
+// Waits for the ends of these ranks, at most kCauseTime, and notes them. A killed process closes
+// its connections before its end is visible, and a failing one tells the others before it ends.
+// Others may report it in between, but its own message and exit status take precedence.
 void Launch::wait_for_causes(const std::vector<int>& ranks) {
   if (ending_.terminate_at || ending_.kill_at) return;  // known already
   const Clock::time_point deadline = Clock::now() + kCauseTime;

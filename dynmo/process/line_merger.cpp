@@ -13,8 +13,8 @@ constexpr std::string_view kNote = "note: ";  // a rank that goes on has said it
 constexpr std::size_t kMaxLine = 1 << 16;     // longer ones are cut
 constexpr std::size_t kMaxRemembered = 1000;
 
-// Without what the command line puts in front of an error: a loss that rank 1 reports as an error
-// is the one that the launcher has reported.
+// Returns the text without the command line's prefix of an error. So a loss that rank 1 reports as
+// an error equals the loss that the launcher has reported.
 std::string_view without_error(std::string_view text) {
   constexpr std::string_view kError = "error: ";
   return text.starts_with(kError) ? text.substr(kError.size()) : text;

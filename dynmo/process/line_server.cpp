@@ -172,8 +172,8 @@ bool LineServer::Loop::has_room() const {
   return std::ranges::count_if(clients_, open) < options_.max_clients;
 }
 
-// A client that has said nothing yet makes room for others, the first that came first: connections
-// of clients with nothing to say, however many, keep no other out. False: all have said their line.
+// Closes the oldest connections whose clients have sent nothing yet, until there is room. So silent
+// clients cannot keep others out. Returns false if all have sent their line.
 bool LineServer::Loop::make_room() {
   for (LineConnection& client : clients_) {
     if (has_room()) return true;

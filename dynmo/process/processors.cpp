@@ -131,8 +131,8 @@ std::vector<int> affinity() {
 int Processors::usable() const {
   const int count = std::max(1, static_cast<int>(cores.size()));
   if (!quota || *quota >= count) return count;
-  // Rounded down: a rank that waits for another busily must not be the one that is throttled. A
-  // hundredth for quotas such as 199 %.
+  // Rounded down, because a rank that busy-waits for another one must not be throttled. A hundredth
+  // is added for quotas such as 199 %.
   return std::max(1, static_cast<int>(std::floor(*quota + 0.01)));
 }
 

@@ -30,8 +30,8 @@ struct Names {
 
 constexpr Names kTorchrun = {"RANK",  "WORLD_SIZE", "LOCAL_RANK", nullptr,
                              nullptr, nullptr,      nullptr,      nullptr};
-// mpirun within Slurm starts its daemons by srun, on all hosts but its own: the step's variables
-// tell of them, not of the ranks.
+// If mpirun runs within Slurm, it starts its daemons by srun, on all hosts but its own. The
+// variables of the Slurm step describe the daemons, not the ranks.
 constexpr std::array<Names, 3> kOthers = {{
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", nullptr, "SLURM_JOB_NODELIST",

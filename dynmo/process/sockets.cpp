@@ -81,8 +81,9 @@ std::string text_of(const sockaddr& name) {
   return text;
 }
 
-// TCP connects a socket to itself where the port wanted is the one it was just given and no
-// program listens there: likely for a free port of this host that is tried again and again.
+// Returns whether TCP has connected a socket to itself. That happens if its own ephemeral port is
+// the requested one and no program listens there. It is likely if a free port of this host is tried
+// repeatedly.
 bool is_connected_to_itself(const UniqueFd& socket) {
   const sockaddr_storage own = own_name(socket);
   sockaddr_storage peer{};

@@ -46,8 +46,7 @@ struct BackgroundMove::Outgoing {
   std::vector<std::unique_ptr<Operation>> operations = {};  // destroyed before what they send
 };
 
-// The same where it goes, in memory that stays its own there (where that is a device's: on the way
-// there).
+// A layer at its destination, in its final memory, or in a host buffer if that is a device's.
 struct BackgroundMove::Incoming {
   LayerId layer;
   Member from;

@@ -383,8 +383,8 @@ class Interpreter {
   };
 
   struct Values {
-    // Made by (stage, micro-batch), not yet sent or used by a neighbour here. Gradients have no
-    // rows.
+    // Results by (stage, micro-batch) that are not yet sent, or used by a neighbouring stage of
+    // this rank. Gradients have no rows.
     std::map<Key, model::Hidden> kept;
     std::optional<model::Hidden> arrived;  // what the action has just received
   };

@@ -53,9 +53,9 @@ struct Transfer {
   std::vector<std::unique_ptr<Operation>> operations = {};  // destroyed before what they fill
 };
 
-// Posts everything; both ends post equal sizes before anything is sent (Gloo ends the process
-// otherwise). The digest is computed while the pieces are on the wire, each while it is in
-// the cache.
+// Posts all messages. Both ends must agree on sizes before anything is sent (otherwise Gloo ends
+// the process). The digest is computed while the pieces are on the wire, each while it is in the
+// cache.
 void start_sending(Transport& transport, WorldRank to, const model::LayerState& state,
                    const Staging& staging, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
@@ -151,8 +151,8 @@ class Mover {
         arrival_(arrival),
         staging_(staging) {}
 
-  // All ranks go through the moves in one order, and wait for those they have begun in that order:
-  // both ends of the earliest that is not finished have begun it, so no two wait for each other.
+  // Runs the moves. All ranks begin them and wait for them in one order. So both ends of the
+  // earliest unfinished move have begun it, and no two ranks wait for each other.
   Expected<void> run(const std::vector<LayerTransfer>& moves) {
     for (const LayerTransfer& move : moves) {
       if (move.from == self() || move.to == self()) start(move);

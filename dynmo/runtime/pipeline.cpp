@@ -412,8 +412,8 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
   report.reduction_s = times_.reduction_s;
   report.update_s = times_.update_total_s;
   report.device_memory_bytes = model::peak_device_memory(options_.staging.device);
-  // The whole of which busy_s is a part: the time between two exchanges, where all ranks meet. The
-  // update before the schedule lies in it, that behind it does not.
+  // The time between two exchanges, at which all ranks meet. busy_s is a part of it. The update
+  // before the schedule counts, the one after it does not.
   const double between_s =
       times_.after_exchange_s + std::chrono::duration<double>(met - begun.start).count();
   times_.after_exchange_s = seconds_since(met);

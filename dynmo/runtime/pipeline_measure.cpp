@@ -52,8 +52,8 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
 }
 
 Expected<void> Pipeline::go_on() {
-  // Layers may be changed for the next step on some ranks and not on others: of the replicas'
-  // copies one may be frozen or pruned, and no two would add up.
+  // Layers may be changed for the next step on some ranks only. Then copies of a layer in two
+  // replicas would differ, and their gradients could not be added.
   if (state_.asked) DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(measure_links());
   return choose_recomputed();

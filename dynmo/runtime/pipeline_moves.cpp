@@ -203,8 +203,8 @@ Expected<void> Pipeline::update_all(const StepReport& report, const dynamism::Ou
   return {};
 }
 
-// The plan that layers have moved to while the last step ran comes into force. Nothing is sent: all
-// ranks know that it does.
+// Puts the plan in force to which layers moved during the last step. Nothing is sent, because all
+// ranks know it.
 void Pipeline::settle_move(StepReport& report) {
   if (!move_.running || !move_.running->agreed) return;
   const auto start = Clock::now();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The options of a pipeline, from the training to which it belongs. All ranks have equal options,
-// except for the device.
+// The options of a pipeline, which its training run sets. All ranks have equal options, except for
+// the device.
 
 #include <c10/core/ScalarType.h>
 
@@ -42,8 +42,8 @@ struct PipelineOptions {
   int replicas = 1;                          // pipelines in the group
   std::vector<std::int64_t> boundary_shape;  // {B, T, D} of a micro-batch's hidden tensor
   at::ScalarType boundary_type = at::kFloat;
-  // For models whose rows leave (Needs::drops_rows). It is the room of a stage's first message,
-  // relative to the rows that crossed the boundary in the previous step (row_messages.h).
+  // For models whose rows leave (Needs::drops_rows). Size of a stage's first message, relative to
+  // the rows that crossed the boundary in the previous step (row_messages.h).
   double row_room = 1;
   std::vector<model::Tie> ties;  // as runtime/ties.h accepts them
   model::AdamWOptions optimizer;
@@ -62,8 +62,8 @@ struct PipelineOptions {
   // Ranks of a replica, nodes, links. Without ranks, all are equal and on one node.
   cost::Cluster cluster = {};
   int profile_window = 5;  // minimum number of steps, 3 or more
-  // Number of steps for which a rank of a replica has no layers before it is released. min_ranks is
-  // the number that stays.
+  // Number of steps without layers after which a rank of a replica is released. At least min_ranks
+  // ranks stay.
   std::int64_t release_after = 10;
   int min_ranks = 1;
   Staging staging = {};  // where this rank computes

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pipeline asks its sources of dynamism, and what follows from their answers.
+// A pipeline's calls of its sources of dynamism, and the handling of their answers.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -22,8 +22,8 @@
 namespace dynmo::runtime {
 namespace {
 
-// Measured by all ranks at once, as busy as the machine is while it trains; all take what the
-// group's first one has found.
+// Measures the times of compressed products. All ranks measure at once, so that the machine is as
+// busy as in training. All return the result of rank 0.
 Expected<cost::ProductFit> measured_fit(transport::Transport& group, transport::Tag tag,
                                         const model::Model& model, std::int64_t tokens) {
   const cost::ProductFit own =
@@ -46,8 +46,8 @@ dynamism::Boundary Pipeline::boundary() {
           .probe = [this](const model::Model& layers, int times) { return probe(layers, times); }};
 }
 
-// The schedules are those of the step before: the plan has not changed since, and a frozen prefix
-// makes no difference to a pass forward.
+// Uses the program of the previous step. The plan has not changed since, and a forward pass does
+// not depend on the frozen prefix.
 Expected<void> Pipeline::probe(const model::Model& layers, int times) {
   DYNMO_CHECK(options_.probed, "a micro-batch for sources that probe");
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));

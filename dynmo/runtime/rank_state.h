@@ -66,8 +66,8 @@ struct RankState {
   // Another rank's layers before `step`, for a snapshot that perhaps not all ranks have. Empty once
   // all ranks have met again.
   LayerStates arriving = {};
-  // The exchange of step `step` - 1, for a rank that lacks only this. None if this rank has not run
-  // it.
+  // The exchange of step `step` - 1, kept for a rank that missed only this. None if this rank has
+  // not run that step.
   std::optional<Exchange> last_exchange = {};
 };
 

@@ -90,8 +90,8 @@ void Reduction::start(LayerId layer) {
   }
 }
 
-// The parts of a layer have arrived: adds them up and posts the exchange of the sums, which go to
-// where the gradients were (on a device: their copies in host memory).
+// Adds up the parts of a layer, which have arrived, and posts the exchange of the sums. They
+// replace the gradients (on a device, their copies in host memory).
 Expected<void> Reduction::sum(Bucket& bucket) {
   for (const auto& operation : bucket.operations) DYNMO_TRY(operation->wait());
   bucket.operations.clear();

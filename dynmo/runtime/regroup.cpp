@@ -72,8 +72,7 @@ enum class Sharing {
   kAllRanks,  // take what the first knows
 };
 
-// Shares what the sources of dynamism remember, and what the controller has measured and is about
-// to do, from `first`.
+// Sends the state of the sources of dynamism and of the controller from `first` to the others.
 Expected<void> share_memory(transport::Transport& group, RankState& mine,
                             const std::vector<Holdings>& all, std::size_t first, Sharing sharing) {
   const bool sends = group.rank().index() == first;

@@ -15,8 +15,8 @@
 namespace dynmo::runtime {
 namespace {
 
-// Each layer from its owner in every replica to its keeper; a rank that keeps its own has no
-// other.
+// Returns the transfers of each layer from its owner in every replica to its keeper, unless that is
+// the owner.
 std::vector<LayerTransfer> copies(const transport::Axes& axes, std::span<const WorldRank> keepers,
                                   const RankState& state) {
   std::vector<LayerTransfer> all;
@@ -32,8 +32,8 @@ std::vector<LayerTransfer> copies(const transport::Axes& axes, std::span<const W
   return all;
 }
 
-// A copy in host memory: in that of `before` where it has the same shape, as new memory takes
-// several times as long to write.
+// Returns a copy in host memory. It reuses the memory of `before` if the shape is equal, because
+// writing to new memory takes several times as long.
 model::LayerState copy_of(const model::Layer& layer, const model::LayerState& live,
                           model::LayerState before, const Staging& staging) {
   const model::LayerState host = staging.to_host(live);

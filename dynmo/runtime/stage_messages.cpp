@@ -161,8 +161,8 @@ void StageMessages::forwarded(Key key, const model::Hidden& value) {
   post_late();
 }
 
-// A gradient is as large as what the stage has passed on. Its receive is posted when that is known,
-// and in the order of the channel: its sender cannot be earlier.
+// Posts the receives of gradients. A gradient is as large as the stage's output, so its receive is
+// posted when that size is known, in the order of the channel. Its sender cannot be earlier.
 void StageMessages::post_late() {
   std::set<transport::Tag> blocked;
   std::erase_if(late_, [&](const LateReceive& late) {
@@ -188,8 +188,8 @@ void StageMessages::receive_rows(const Action& action) {
   unopened_[tag].push_back(key);
 }
 
-// A channel's messages are opened in their order, so that its second receives are posted in the
-// order of its second sends. What was sent before has arrived, too: nothing more is waited for.
+// Opens a channel's messages in order, so that second receives are posted in the order of second
+// sends. Earlier messages have arrived, too, so this waits for nothing else.
 Expected<void> StageMessages::open(const Action& receive, Key key) {
   const StageId before(key.first.value - 1);
   const RowFormat format = format_behind(before);

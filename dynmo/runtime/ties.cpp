@@ -40,8 +40,8 @@ Expected<model::ParameterSpec> spec_of(const model::Model& model, LayerId layer,
                     model[layer.index()]->name());
 }
 
-// Gives the other rank `own` and adds what it gives. Only two numbers are added each, so it does
-// not matter on which side: both have first + second.
+// Exchanges `own` with the other rank, and adds the two. Addition of two numbers is commutative, so
+// both ranks have the same bits.
 Expected<void> exchange_and_add(transport::Transport& pipeline, const Staging& staging, Rank other,
                                 transport::Tag tag, at::Tensor own) {
   const transport::Member peer(other.value);

@@ -262,8 +262,8 @@ bool ListScheduler::admits(const RankState& rank, int index) const {
   return true;
 }
 
-// Chooses what the rank does at `now`. No slot: the rank waits until its wake. Which action is due
-// first is as good as random, so nothing in the loop but the memory is a branch.
+// Chooses the rank's action at `now`. Without a slot, the rank waits until its wake time. Branches
+// on which action is due first would be mispredicted, so the loop branches on memory only.
 inline ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64_t now) {
   const RankState& rank = ranks_[index];
   // Then the banker has nothing to refuse: what is ahead of a stage is held.
@@ -349,8 +349,8 @@ inline void ListScheduler::place(std::size_t index, Choice choice) {
   Slot& slot = slots_[static_cast<std::size_t>(choice.slot)];
   const Kind kind = choice.kind;
   if (record_ != nullptr) note(slot, kind);
-  // A rank that has waited for one action and now takes another could have begun that earlier, and
-  // in the replay it does.
+  // If a rank has waited for one action and now runs another, it could have begun that one earlier.
+  // In the replay it does.
   const std::int64_t arrival = greater(slot.ready[kind], rank.posted) + slot.transfer[kind];
   const std::int64_t duration = slot.duration[kind];
   const std::int64_t end = greater(rank.free, arrival) + duration;

@@ -18,8 +18,8 @@ constexpr std::string_view kOverlap = "OVERLAP_F_B";
 constexpr std::array<std::string_view, 3> kIgnored = {"UNSHARD", "RESHARD", "REDUCE_GRAD"};
 constexpr std::string_view kBlanks = " \t";
 constexpr std::string_view kDigits = "0123456789";
-// A valid schedule has an F for each. Some may be missing, for check() to find, but not so many
-// that a short text asks for a large table.
+// Limit of (stage, micro-batch) pairs per action. A valid schedule has an F for each pair. Some may
+// be missing, for check() to find, but a short text must not request a large table.
 constexpr std::size_t kPairsPerAction = 4;
 
 std::string_view trimmed(std::string_view text) {

@@ -9,8 +9,8 @@ namespace {
 
 using enum ActionKind;
 
-// A rendezvous without times: runs every rank as far as it gets, and wakes it when its message is
-// sent. Linear: a rank blocks at most once a message.
+// Replays rendezvous messages without times. Runs every rank until it blocks, and wakes it when its
+// message is sent. The time is linear, because a rank blocks at most once a message.
 class Replay {
  public:
   explicit Replay(const ActionIndex& index)

@@ -9,7 +9,7 @@
 namespace dynmo::schedule {
 namespace {
 
-// `ahead` forwards, then one forward and one backward in turn, then the backwards that are left.
+// Appends `ahead` forwards, then forwards and backwards alternately, then the remaining backwards.
 // GPipe is the case of all forwards ahead.
 void append_order(StageOrder order, int micro_batches, int ahead) {
   for (int m = 0; m < ahead; ++m) order.forward(m);

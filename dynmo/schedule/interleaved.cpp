@@ -68,8 +68,8 @@ Expected<void> check_groups(int ranks, int micro_batches, int group_size) {
                     above);
 }
 
-// The rank that holds stage `place` of each lap: 1F1B with turns for micro-batches. `ahead`
-// forwards, then a forward and a backward in turn.
+// Appends the actions of the rank that holds stage `place` of each lap. They are 1F1B over turns:
+// `ahead` forwards, then forwards and backwards alternately.
 void append_rank(Schedule& schedule, const std::vector<Turn>& order, int ranks, int place,
                  int ahead) {
   const int laps = static_cast<int>(schedule.shape.stages.size()) / ranks;

@@ -22,9 +22,9 @@ struct Levels {
   std::int64_t even_pace = 0;  // the same if all ranks had the speed of the fastest
 };
 
-// step >= free_step: an arrival is never before its send, so no action of the replay starts before
-// its time without transfers. free_step >= pace: a rank's actions run one after the other, and the
-// updates start when all ranks have ended.
+// Returns the levels of a step. They satisfy step >= free_step, because messages only delay
+// actions. They satisfy free_step >= pace, because a rank runs one action at a time, and updates
+// start when all ranks have ended.
 Levels levels_of(const ReplayResult& replayed, const StepCosts& costs) {
   Levels levels;
   std::int64_t update = 0;
@@ -43,8 +43,8 @@ Levels levels_of(const ReplayResult& replayed, const StepCosts& costs) {
   return levels;
 }
 
-// idle = (step - free_step) + (free_step - pace) + (pace - busy), and the last is the straggler's
-// as far as even speeds would lower the pace.
+// Splits idle = (step - free_step) + (free_step - pace) + (pace - busy). The last term is due to
+// stragglers as far as equal speeds would lower the pace.
 IdleSplit split_idle(const Levels& levels, std::int64_t busy) {
   const std::int64_t behind = levels.pace - busy;
   const std::int64_t straggler = std::min(behind, levels.pace - levels.even_pace);

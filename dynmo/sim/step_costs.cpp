@@ -118,8 +118,8 @@ int incoming(const PipelineShape& shape, ActionKind receive, StageId stage) {
   return schedule::channel({.kind = receive, .stage = stage, .micro_batch = MicroBatchId{0}});
 }
 
-// All work and all messages one after the other, and all memory at once, bound any time and any
-// amount of the replay.
+// Checks that sums stay in range. The sum of all work and all messages bounds every time of the
+// replay, and the sum of all memory bounds every amount.
 Expected<void> check_sums(const PipelineShape& shape, std::span<const StageCost> stages,
                           const cost::Cluster& cluster) {
   const double micro_batches = shape.micro_batches;

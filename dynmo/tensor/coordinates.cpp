@@ -42,8 +42,8 @@ bool is_plain_number(std::string_view text) {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == ','; }
 
-// Takes lines one after another. The first ones may be a header; which they are is known when two
-// of them have as many numbers.
+// Takes lines one after another. The first ones may be a header. It is known where the header ends
+// once two lines have equally many numbers.
 class Lines {
  public:
   Lines(std::string_view origin, Values values) : origin_(origin), values_(values) {}
@@ -143,8 +143,8 @@ class Lines {
     return {};
   }
 
-  // The whole number that `text` begins with, which is taken away with the blanks behind it;
-  // nullopt: there is none, or it is too long.
+  // Takes a whole number and the blanks after it from the beginning of `text`. Returns nullopt if
+  // there is none, or if it is too long.
   static std::optional<std::uint64_t> next_index(std::string_view& text) {
     std::uint64_t value = 0;
     const std::size_t digits = count_digits(text);

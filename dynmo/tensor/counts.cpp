@@ -19,7 +19,7 @@ std::uint64_t count_of(double number) {
   return number > 0 ? static_cast<std::uint64_t>(std::min(number, 0x1p62)) : 0;
 }
 
-// Ranks below the tail.
+// Returns the number of ranks below the tail. 0: every rank has its own value.
 std::uint64_t Counts::strata_below() const {
   return target_.groups > kTail + kStrata ? target_.groups - kTail : 0;
 }
@@ -61,7 +61,7 @@ Expected<Counts> Counts::make(const CountTarget& target, std::uint64_t seed,
   double high = kMaxShape;
   const double least = counts.cv_at(low);
   const double most = counts.cv_at(high);
-  // Whole numbers cannot be all alike where their mean is none.
+  // Whole numbers cannot all be equal if their mean is not whole.
   const double slack = 0.02 * target.cv + 1e-3;
   if (target.cv < least - slack || target.cv > most + slack) {
     return make_error(ErrorCode::kBadInput,
@@ -78,8 +78,8 @@ Expected<Counts> Counts::make(const CountTarget& target, std::uint64_t seed,
   return counts;
 }
 
-// The sum of all values for any scale, without going through all of them: those between the two
-// ends are in one piece, whose sum is the difference of two that begin at the lowest rank.
+// Computes the sum of all values for any scale, without a pass over them. Values that are not
+// clamped to 1 or max are contiguous, so their sum is a difference of two prefix sums.
 class Counts::Sums {
  public:
   Sums(const Counts& counts, double shape) : counts_(counts), sums_(counts.logits_.size()) {
@@ -118,19 +118,19 @@ class Counts::Sums {
   std::vector<double> weights_below_;
 };
 
-// The values of all ranks so that their sum is as wanted.
+// Sets the values of all ranks so that their sum is the target's.
 void Counts::set_scale(double shape) {
   const auto max = static_cast<double>(target_.max);
   const auto wanted = static_cast<double>(target_.sum);
   const Sums sums(*this, shape);
-  // Where the lowest is the largest allowed, and where the highest is 1.
+  // At `low` the highest value is below 1, and at `high` the lowest is above the largest allowed.
   double low = -shape * logits_.back() - 1;
   double high = std::log(max) - shape * logits_.front() + 1;
   for (int i = 0; i < kHalvings && low < high; ++i) {
     const double middle = (low + high) / 2;
     (sums.at(middle) < wanted ? low : high) = middle;
   }
-  // The rest that bisection leaves goes to those that are not at an end.
+  // The remainder of the bisection goes to the values that are not clamped.
   double missing = wanted - max;
   double free = 0;
   values_.back() = max;
@@ -159,7 +159,7 @@ double Counts::cv_at(double shape) {
   return std::sqrt(squares / groups) / mean;
 }
 
-// Which value a rank has.
+// Returns the index of a rank's value.
 std::size_t Counts::index_of(std::uint64_t rank) const {
   const std::uint64_t below = strata_below();
   return static_cast<std::size_t>(rank < below ? rank * kStrata / below
@@ -177,8 +177,8 @@ void Counts::sum_up() {
   }
 }
 
-// A rank has as many as the sum of the values passes whole numbers, so that those with equal values
-// are rounded up as often as their share says, and that the sum of all is exact.
+// Returns how many whole numbers the running sum of the values passes at the next rank. So the
+// fraction of equal values that is rounded up is right, and the total is exact.
 std::uint64_t Counts::next() {
   DYNMO_CHECK(taken_ < target_.groups, "fewer than {} numbers taken", target_.groups);
   ++taken_;

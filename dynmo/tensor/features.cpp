@@ -120,8 +120,8 @@ std::vector<Element> sorted_places(const SparseTensor& tensor, std::span<const i
   return places;
 }
 
-// Adds to each group of places with equal `key >> shift`: the number of its entries, of its
-// different keys, the sum of its values.
+// Statistics over groups of places with equal `key >> shift`: of their numbers of entries, their
+// numbers of different keys, and their sums of values.
 struct Sums {
   Counted entries = {};
   Counted fibers = {};
@@ -240,8 +240,8 @@ std::vector<Sorted> sorts_of(const SparseTensor& tensor) {
   return sorts;
 }
 
-// How many sorts may run at once. Each has a key an entry, or cells of as many bytes at most,
-// in addition to the indices. All of it and the program take less than 40 bytes an entry
+// Returns how many sorts may run at once. Each has a key an entry, or cells of as many bytes at
+// most, in addition to the indices. All of it and the program take less than 40 bytes an entry
 // where there are two million of them.
 int sorts_at_once(const SparseTensor& tensor, const std::vector<Sorted>& sorts, int threads) {
   if (!tensor.values.empty()) return threads;

@@ -52,19 +52,19 @@ struct CountsRequest {
   // Sum over the experts of each block in a step.
   std::uint64_t tokens = 1;
   double cv = 0;  // over all counts
-  // Over the sums of each expert over all steps. A value above what drift leaves makes experts
-  // unlike permanently. Without a value it is what drift leaves.
+  // Coefficient of variation of the experts' sums over all steps. Drift alone leaves some. A larger
+  // value makes some experts permanently more popular. Unset: what drift leaves.
   std::optional<double> lasting_cv = {};
-  // Permits drift to leave more than lasting_cv. Otherwise that is an error.
+  // Accepts that drift leaves more than lasting_cv. Otherwise that is an error.
   bool drift_may_leave_more = false;
   // Correlation of an expert's counts in two adjacent steps, above -1 and below 1.
   double autocorrelation = 0;
   // The largest share of a block's tokens that one expert has. It is a half if each token goes to
   // two experts.
   double max_share = 1;
-  // Parts of the steps and of the blocks in which counts are more or less uneven. There may be any
-  // number of parts, and values are linear between their middles. Followed as closely as `cv`
-  // permits. If empty, all parts are alike.
+  // Relative unevenness of the counts in equal parts of the steps and of the blocks. There may be
+  // any number of parts. Values are interpolated linearly between the middles of parts. The result
+  // follows them as closely as `cv` permits. If empty, all parts are alike.
   Unevenness uneven = {};
   std::uint64_t seed = 1;
 };

@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t kMaxCells = std::size_t{1} << 28;
 
-// A place but for one mode, as one number: the series that an entry belongs to. Modes take at most
-// 127 bits together, so two numbers of 64 bits are enough.
+// The indices of an entry in all modes but one, packed into 128 bits. They identify its series.
+// Modes take at most 127 bits together.
 struct SeriesPlace {
   std::uint64_t high = 0;
   std::uint64_t low = 0;

@@ -208,8 +208,8 @@ double mean_of(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-// How far the shape of what was found is from the one that is wanted, as a multiple of what is
-// close; factors are corrected by it.
+// Returns the distance of `found` from the shape of `wanted`, as a multiple of the tolerance.
+// Corrects `factors` by it.
 double correct(const std::vector<double>& wanted, const std::vector<double>& found,
                std::vector<double>& factors) {
   if (wanted.empty() || mean_of(wanted) <= 0 || mean_of(found) <= 0) return 0;
@@ -226,13 +226,13 @@ double correct(const std::vector<double>& wanted, const std::vector<double>& fou
   return distance;
 }
 
-// A difference as a multiple of the one that is close.
+// Returns a difference as a multiple of the tolerance.
 double multiple(double difference, double close) {
   return difference == 0 ? 0 : std::abs(difference) / close;
 }
 
-// kBadInput where what was found is too far from the request: naming the two that contradict each
-// other. `series`: the noun for what the counts are of.
+// Returns kBadInput if a measure is too far from the request. The error names the two requests that
+// contradict each other. `series` is the noun of what is counted.
 Expected<void> check(const Measures& found, const CountsRequest& request, std::string_view series) {
   const auto differs = [](double a, double b) { return std::abs(a - b) > kFits * b; };
   if (differs(found.cv, request.cv)) {
@@ -280,7 +280,7 @@ void apportion(std::vector<double>& weights, double total, double most) {
   weights.back() += total - given;
 }
 
-// Ends with what is close, or with the nearest where nothing comes nearer for a while.
+// Returns the first fit within the tolerance, or the best one if none improves it for a while.
 Expected<Popularity> fitted(const CountsRequest& request, std::string_view series) {
   const Draws draws = draw_of(request);
   const double lasting_cv = request.lasting_cv.value_or(0);

@@ -434,8 +434,8 @@ Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>(
   if (done.has_value()) {
     Expected<void> left = groups.close_channels();
     if (left.has_value()) left = groups.in_force()->leave();
-    // The run is done: all have done their parts. One was lost at its end, or failed there by
-    // itself and reports it.
+    // The run is complete. If leaving fails, a rank was lost at the end, or failed and reports its
+    // own error.
     if (left.has_value() || left.error().code == ErrorCode::kPeerLost ||
         left.error().code == ErrorCode::kInternal) {
       return {};

@@ -186,8 +186,7 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
     DYNMO_ASSIGN(meets_at, process::loopback_address());
   }
   const int ranks = ranks_to_start(config);
-  // A folder that is there may belong to a run that goes on: its checkpoints are then not to be
-  // judged.
+  // An existing folder may belong to an active run, whose checkpoints must not be checked.
   std::error_code fault;
   RunLocks locks;
   if (std::filesystem::exists(config.run.directory, fault)) {

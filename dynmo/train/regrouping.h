@@ -59,8 +59,8 @@ class Regrouping {
                                            std::unique_ptr<GroupRun> group, const RunLane& lane,
                                            std::unique_ptr<elastic::Leader>& leader);
 
-  // Returns the rank's state from a change that a loss has ended, together with its groups. Returns
-  // an empty state if there was none.
+  // Returns this rank's state from a change that the loss of a rank has interrupted, and drops the
+  // group being formed. Returns an empty state if there was no such change.
   [[nodiscard]] runtime::RankState take_state();
 
   // Returns the members of the current group.

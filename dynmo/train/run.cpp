@@ -117,8 +117,7 @@ RunLane Run::settings_of(const std::string& name, int number) const {
   return {.number = number,
           .balancing = balanced ? runtime::Balancing::kAutomatic : runtime::Balancing::kNever,
           .directory = folder_.of(name).root(),
-          // With two runs in turn, neither is to be disturbed by what the other leaves to a
-          // thread.
+          // If two runs alternate, a background write of one would disturb the other.
           .checkpoints_wait = options().compare.empty() ? Waiting::kNever : Waiting::kAlways,
           .writer = checkpoint_writer(config()),
           .asks = [this] {

@@ -135,8 +135,9 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
   return reports;
 }
 
-// The ranks that are left cannot hold the model, of which there may be a checkpoint. (The loss
-// comes last: of a line that begins with it the launcher thinks that it has said so itself.)
+// Returns the error that the ranks that are left cannot hold the model. It names the checkpoint, if
+// there is one. The loss comes last, because the launcher takes a line that begins with it for its
+// own.
 Error too_few(const Error& loss, const std::string& why, std::optional<std::int64_t> checkpoint) {
   const std::string kept =
       checkpoint ? fmt::format("a checkpoint of step {}", *checkpoint) : "no checkpoint";

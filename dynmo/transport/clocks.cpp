@@ -156,8 +156,8 @@ Expected<std::optional<ClockReading>> take_part(Transport& group, Tag tag, const
   return std::optional<ClockReading>();
 }
 
-// Returns what two rounds of all ranks say of the offset between two of them: nothing is received
-// before it was sent.
+// Returns the range of the offset between two ranks that two rounds of messages among all ranks
+// permit. No message is received before it was sent.
 OffsetRange refuted_range(const ClockHello& first, const ClockHello& last,
                           const ClockHello& other_first, const ClockHello& other_last) {
   return {first.now_ns - other_last.now_ns, last.now_ns - other_first.now_ns};
@@ -223,7 +223,7 @@ Expected<std::vector<ClockReading>> read_clocks(Transport& group, const RankCloc
 
   std::vector<ClockReading> readings(first.size());
   readings[0].at_ns = last[0].now_ns;
-  // The measurements of a way from rank 0 were not made at one time.
+  // The measurements along a path from rank 0 were made at different times.
   const std::int64_t spread = 2 * drift_ns(last[0].now_ns - first[0].now_ns);
   for (std::size_t index = 1; index < clocks.size(); ++index) {
     ClockReading& reading = readings[clocks[index]];
@@ -235,7 +235,7 @@ Expected<std::vector<ClockReading>> read_clocks(Transport& group, const RankCloc
   for (std::size_t rank = 0; rank < clock_of.size(); ++rank) {
     const std::size_t other = clock_of[rank];
     if (other == rank) continue;
-    // All of it, so that ranks of one clock agree to the nanosecond.
+    // The whole reading, so that ranks of one clock agree to the nanosecond.
     readings[rank] = readings[other];
     const OffsetRange range = refuted_range(first[rank], last[rank], first[other], last[other]);
     if (range.low <= 0 && range.high >= 0) continue;

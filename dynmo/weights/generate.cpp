@@ -15,8 +15,9 @@
 namespace dynmo::weights {
 namespace {
 
-// Scores before softmax, [rows, vocabulary], of the last token or of all; of tokens that follow
-// those in the cache; where there is none, of all. They are at most the model's longest input.
+// Returns the scores before softmax, [rows, vocabulary], of the last token or of all. `tokens`
+// follow those in the cache; without a cache they are all tokens. They are at most the model's
+// longest input.
 enum class Scored { kLast, kAll };
 at::Tensor scores_of(const TrainedModel& model, std::span<const std::int64_t> tokens,
                      model::KeyValueCache* cache, Scored scored) {

@@ -49,8 +49,8 @@ void forbid(JsonObject& config, const Json& json, const std::string& key) {
   if (json.contains(key)) config.fail(key, "is given, which is not implemented");
 }
 
-// rope_theta is alone, or with what scales it: in rope_parameters since version 5 of the
-// library, in rope_scaling before.
+// Reads rope_theta and its scaling. Scaling is in rope_parameters since version 5 of the library,
+// and in rope_scaling before.
 cost::Rotary rotary(JsonObject& config, const Json& json, const std::string& origin, double theta) {
   cost::Rotary rope{.theta = config.number("rope_theta", theta)};
   for (const char* key : {"rope_parameters", "rope_scaling"}) {

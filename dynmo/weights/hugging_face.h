@@ -18,8 +18,8 @@
 
 namespace dynmo::weights {
 
-// Experts that replace every MLP, all of the same width, and the number of them for a token. A
-// token has the likeliest by softmax, whose gates sum to 1.
+// Experts that replace every MLP. All have the same width. A token goes to the `per_token` experts
+// with the highest scores, whose gates sum to 1.
 struct Experts {
   std::int64_t count = 0;
   std::int64_t per_token = 0;

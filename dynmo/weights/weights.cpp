@@ -45,8 +45,8 @@ std::map<std::string, model::ParameterSpec> parameters_of(const model::DecoderCo
   return parameters;
 }
 
-// The vocabulary is the data's, which may be absent: taken from the embedding, whatever its family
-// calls it.
+// Returns the size of the vocabulary. It is the number of rows of the embedding, because the data
+// may be absent.
 Expected<std::int64_t> vocabulary_of(const checkpoint::VerifiedCheckpoint& found) {
   DYNMO_ASSIGN(const auto file, checkpoint::read_layer(found, LayerId(0)));
   for (const char* name : {"model.embed_tokens.weight", "transformer.wte.weight"}) {
@@ -400,8 +400,8 @@ void load_values(const Weights& weights, const model::Place& place, model::Layer
     const auto found = find_tensor(weights, name);
     DYNMO_CHECK(found.has_value(), "a tensor '{}'", name);
     const TensorView& tensor = *found;
-    // The data takes the way through a tensor of its own: in a file of others the bytes need not be
-    // aligned.
+    // Copies the data through a separate tensor, because bytes in a file of other programs need not
+    // be aligned.
     at::Tensor stored = at::empty(parameter.value.sizes(), scalar_type(tensor.dtype));
     DYNMO_CHECK(stored.nbytes() == tensor.bytes.size(), "{} bytes of '{}', got {}", stored.nbytes(),
                 name, tensor.bytes.size());

@@ -91,7 +91,7 @@ def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[
 
     class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # Masks are looked at for tokens that are left out: there are none.
+            # The model asks whether a mask leaves tokens out: it does not.
             if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
                 return True
             out = func(*args, **(kwargs or {}))
@@ -224,7 +224,7 @@ def built_layers(config: dict[str, Any]) -> list[dict[str, Any]]:
 def work_of(config: dict[str, Any], sequence: int, micro_batch_size: int = 1, needed: Optional[str] = None) -> list[dict[str, Any]]:
     """Returns the layers for the core. Raises Uncountable, or the exception of the model's class.
 
-    `needed`: a key that the core could not plan; a class that passes it over would build another model.
+    `needed`: a key that the core cannot plan. Raises Uncountable if the model's class ignores it, because it would build another model.
     """
     import torch
 

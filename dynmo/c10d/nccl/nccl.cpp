@@ -17,8 +17,8 @@ dynmo::c10d::NcclVersion dynmo_nccl_version;
 
 void dynmo_connect_nccl(const dynmo::c10d::NcclPair& pair,
                         c10::intrusive_ptr<::c10d::Backend>& group) {
-  // Our control plane deals with a lost rank. c10d's own would end the process, and a second one
-  // watch the first.
+  // Our control plane handles lost ranks. c10d's watchdog would end the process, and its monitor
+  // would watch the watchdog.
   [[maybe_unused]] static const bool once = [] {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/1);
     ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/1);
@@ -27,8 +27,8 @@ void dynmo_connect_nccl(const dynmo::c10d::NcclPair& pair,
   auto options = ::c10d::ProcessGroupNCCL::Options::create();
   options->timeout = pair.timeout;
   auto made = c10::make_intrusive<::c10d::ProcessGroupNCCL>(pair.store, pair.rank, 2, options);
-  // Now, and not at the first message: then each rank would make its communicators in the order of
-  // its own schedule. Sends and receives use this one from here on.
+  // Connects now, because at first use each rank would make its communicators in the order of its
+  // own schedule. All sends and receives use this communicator.
   made->eagerConnectSingleDevice(pair.device);
   group = std::move(made);
 }

@@ -87,8 +87,8 @@ class EarlyExit final : public LoadModel {
     return keys_share + (1 - keys_share) * rho;
   }
 
-  // A half block. Before its block `rho` of the tokens are left, behind the exit `after` (the same
-  // without one).
+  // Adds a half block. The share `rho` of the tokens enters its block, and the share `after` is
+  // left behind its exit (the same without an exit).
   void add_block(int layer, double rho, double after, cost::ModelCost& model) const {
     const bool attention = dense_.kind(layer) == cost::LayerKind::kAttention;
     cost::LayerWork work = dense_.work[static_cast<std::size_t>(layer)];

@@ -35,8 +35,8 @@ double rate_of(const FreezingOptions& p, int block, int blocks, std::uint64_t se
   return mean * std::exp(p.rate_spread * Rng(key).normal());
 }
 
-// The check at which the block's slope has been below the tolerance `patience` times in a row;
-// `steps` if that does not come.
+// Returns the step of the check at which the block's slope has been below the tolerance `patience`
+// times in a row, or `steps` if there is none.
 std::int64_t converged_step(const FreezingOptions& p, int block, int blocks, std::int64_t steps,
                             std::uint64_t seed) {
   const double rate = rate_of(p, block, blocks, seed);

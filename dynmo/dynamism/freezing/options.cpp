@@ -193,7 +193,7 @@ std::optional<Idle> idle_in(const FreezingOptions& options, const TrainingSettin
   }
   if (options.rule == FreezingRule::kRandom) return {};
   const std::int64_t first = first_check(options, steps);
-  // One more of them takes the slopes that others are compared with, and layers freeze a step
+  // With kPlasticity one more check takes the slopes to compare with, and layers freeze a step
   // later.
   const bool slopes = options.rule == FreezingRule::kPlasticity;
   const std::int64_t more = options.patience + (slopes ? 1 : 0);

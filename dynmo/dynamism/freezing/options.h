@@ -38,8 +38,8 @@ struct FreezingSchedule {
 // from a reference model's. It falls as exp(-rate x share of the run), front blocks fastest. Every
 // `check_every` steps the slope of every block is compared with its first one. A block freezes once
 // its slope was below `tolerance` in `patience` checks in a row, and all earlier blocks are frozen.
-// Without noise that is at the share ln(1 / tolerance) / rate of the run, and `patience` - 1
-// checks. The same curve is used for the norms of kNorm. A training measures both
+// Without noise a block freezes at the share ln(1 / tolerance) / rate of the run, plus `patience` -
+// 1 checks. The same curve is used for the norms of kNorm. A training measures both
 // (convergence_rule.h).
 struct FreezingOptions {
   FreezingRule rule = FreezingRule::kSchedule;

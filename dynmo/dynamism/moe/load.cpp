@@ -82,7 +82,7 @@ class Moe final : public LoadModel {
     return mix_key({draw, seed_, static_cast<std::uint64_t>(layer), more});
   }
 
-  // Which expert is the most popular, the second, ...: by expert, its place.
+  // Returns each expert's place in the order of popularity.
   std::vector<std::size_t> order_of(int layer) const {
     std::vector<std::size_t> order(experts_);
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -109,8 +109,9 @@ class Moe final : public LoadModel {
     return share;
   }
 
-  // Counts of one micro-batch of every device by the normal approximation of the multinomial
-  // distribution: its covariance n (diag(p) - p p^T) exactly. No expert gets a token twice.
+  // Draws the counts of one micro-batch of every device, by the normal approximation of the
+  // multinomial distribution. Its covariance n (diag(p) - p p^T) is exact. No expert gets a token
+  // twice.
   std::vector<double> draw_counts(const std::vector<double>& share, Rng& rng) const {
     std::vector<double> deviation(experts_);
     for (std::size_t e = 0; e < experts_; ++e) {
@@ -125,9 +126,9 @@ class Moe final : public LoadModel {
     return counts;
   }
 
-  // Phi follows from recorded counts: blocks lie in proportion where the training had another
-  // number of them, and a step's micro-batches are one. Experts behind exits work on the tokens
-  // that came to them.
+  // Computes phi from recorded counts. If the recording has another number of blocks, the block at
+  // the same relative depth is used. All micro-batches of a step count as one. Experts behind exits
+  // work on the tokens that arrive.
   Phi recorded_phi(int layer, std::int64_t step) const {
     const auto& blocks = recorded_->at(step);
     const std::size_t block = block_of_[static_cast<std::size_t>(layer)] * blocks.size() / blocks_;

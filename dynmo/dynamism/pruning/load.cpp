@@ -50,8 +50,8 @@ std::vector<double> densities_by(std::span<const WeightGroup> groups, double spa
   return densities;
 }
 
-// The matrices of a sublayer that are pruned: what reads the residual stream (QKV; up and gate)
-// and what writes to it (attention's output; down).
+// The matrices of a sublayer that are pruned. Some read the residual stream (QKV; up and gate). One
+// writes to it (attention's output; down).
 struct Matrices {
   int layer = 0;
   std::array<WeightGroup, 2> groups;  // input, output

@@ -87,8 +87,8 @@ struct KeyCut {
   std::int64_t ties = 0;
 };
 
-// The `size` largest keys of a matrix, whose first digits are counted in `first`, from which they
-// are taken out.
+// Returns the cut that keeps the `size` largest keys of a matrix. `first` counts the first digits
+// of its keys, and loses those of the keys that are kept.
 KeyCut protect(const PoolMatrix& matrix, std::int64_t size, std::span<std::int64_t> first) {
   if (size == 0) return {};
   RadixSelect search = {.rank = size};
@@ -147,8 +147,8 @@ Counts first_message(const PruningEvent& event, std::span<const PoolMatrix> matr
   return message;
 }
 
-// Names the first matrix of the pool that has such keys. It takes a message of its own, which is
-// sent in this case alone.
+// Names the first matrix of the pool that has such keys. The ranks exchange an extra message for
+// it, in this case only.
 Error not_finite(const PruningEvent& event, std::span<const PoolMatrix> matrices,
                  const SumOverRanks& sum) {
   Counts by_matrix(static_cast<std::size_t>(event.matrices));
@@ -216,8 +216,8 @@ Expected<void> find_threshold(std::span<const PoolMatrix> matrices, std::span<co
   return {};
 }
 
-// How many unprotected weights of each of this rank's matrices stay though they equal the
-// threshold.
+// Returns how many unprotected weights that equal the threshold stay, for each of this rank's
+// matrices.
 Expected<Counts> share_ties(const PruningEvent& event, std::span<const PoolMatrix> matrices,
                             std::span<const KeyCut> cuts, const SumOverRanks& sum,
                             const Selection& selection) {

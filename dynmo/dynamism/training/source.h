@@ -98,9 +98,9 @@ class Source {
                                                       std::int64_t /*tokens*/) const {
     return {};
   }
-  // Returns the frozen prefix of the next step, if the source knows it before before_step. The
-  // states have it before before_step of all sources is called. So a source that skips frozen
-  // layers skips the same ones if it is called again.
+  // Returns the number of frozen layers of the next step, from the first layer on, if it is known
+  // before before_step(). It is set in the states before any source's before_step(). So a source
+  // that skips frozen layers skips the same ones if the step is prepared again.
   [[nodiscard]] virtual std::optional<int> freezes(const Boundary&) const { return std::nullopt; }
   // Prepares the next step. Called once before each step, also before the first one after a start.
   // Called again if the step was not finished, because its group has ended.

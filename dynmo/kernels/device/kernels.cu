@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels for devices where libtorch has none that passes over memory once. NVRTC compiles this
+// Kernels for operations that libtorch composes of several passes over memory. NVRTC compiles this
 // text, after that of exponential_impl.h, for the device of a run (nvrtc.h). Tests compile it for
-// the CPU, where EACH, PHASE and the others are loops (tests/support/kernels_on_host.cpp).
+// the CPU, where the macros below are loops (tests/support/kernels_on_host.cpp).
 //
-// Results have the bits of the CPU's loops (loops.h, model/adamw.cpp) but for the order of a row's
-// sum: products are fused with sums where the text says so, and only there (--fmad=false). Each
-// thread reads and writes 16 bytes at a time. So every tensor starts at a multiple of 16 bytes.
+// Results have the bits of the CPU's loops (loops.h, model/adamw.cpp), except that cross_entropy
+// sums a row in another order. The compiler must not fuse a product and a sum (--fmad=false), so
+// only fmaf does. Each thread reads and writes 16 bytes at a time, so every tensor must start at a
+// multiple of 16 bytes.
 
 #ifdef __CUDACC_RTC__
 #define KERNEL extern "C" __global__ void __launch_bounds__(kThreads)
 #define SHARED __shared__
 #define BLOCK static_cast<long long>(blockIdx.x)
-// Shares `count` elements out over all threads.
+// Runs for each i below `count`, divided over all threads of the launch.
 #define EACH(i, count)                                                                         \
   for (long long i = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x; i < (count); \
        i += static_cast<long long>(gridDim.x) * kThreads)
-// Shares `count` elements out over the threads of a block.
+// Runs for each i below `count`, divided over the threads of one block.
 #define EACH_OF_BLOCK(i, count) for (int i = threadIdx.x; i < (count); i += kThreads)
-// All threads of a block do this before any of them goes on.
+// Runs in each thread of a block, and ends with a barrier.
 #define PHASE(thread) \
   for (int thread = threadIdx.x, once = 1; once != 0; once = 0, __syncthreads())
 #endif
@@ -37,7 +38,7 @@ DYNMO_INLINE float wide(float x) { return x; }
 DYNMO_INLINE float wide(Bf16 x) {
   return __builtin_bit_cast(float, static_cast<unsigned>(x.bits) << 16);
 }
-// To nearest, ties to even, as libtorch rounds.
+// Rounds to nearest, ties to even, as libtorch does.
 DYNMO_INLINE void round_to(float& to, float x) { to = x; }
 DYNMO_INLINE void round_to(Bf16& to, float x) {
   const unsigned bits = __builtin_bit_cast(unsigned, x);
@@ -80,8 +81,8 @@ KERNEL swiglu_bf16(const Bf16* gate, const Bf16* up, Bf16* product, long long co
   swiglu(gate, up, product, count);
 }
 
-// Replaces gate and up by their gradients, and the gradient of product by the product. silu(g) = g
-// s with s = 1 / (1 + e^-g); its derivative is s (1 + g (1 - s)).
+// Replaces gate and up by their gradients, and the gradient of the product by the product. silu(g)
+// = g s with s = 1 / (1 + e^-g). Its derivative is s (1 + g (1 - s)).
 template <typename E>
 DYNMO_INLINE void swiglu_gradient_one(E& gate, E& up, E& product) {
   const float g = wide(gate);
@@ -115,8 +116,8 @@ KERNEL swiglu_gradient_bf16(Bf16* gate, Bf16* up, Bf16* product, long long count
   swiglu_gradient(gate, up, product, count);
 }
 
-// Rotates the pairs (k, k + half) of a token's heads. A block has one token of the batch, at the
-// position that is its number modulo `tokens`.
+// Rotates the pairs (k, k + half) of a token's heads. Each block rotates one token. Its position in
+// the sequence is the block's index modulo `tokens`.
 template <typename E>
 DYNMO_INLINE void rotate_one(E& low, E& high, float cosine, float sine) {
   const float first = wide(low);
@@ -162,7 +163,7 @@ KERNEL rotate_bf16(Bf16* x, const float* cosine, const float* sine, float sign, 
   rotate(x, cosine, sine, sign, tokens, heads, half);
 }
 
-// Calls function(element, place) for the elements of a thread. They are written back.
+// Calls function(element, index) for this thread's elements of a row, and writes them back.
 template <typename E, typename Function>
 DYNMO_INLINE void update_row(E* row, int width, int thread, Function function) {
   if (width % kPack<E> == 0) {
@@ -175,6 +176,7 @@ DYNMO_INLINE void update_row(E* row, int width, int thread, Function function) {
     for (int v = thread; v < width; v += kThreads) function(row[v], v);
   }
 }
+// Calls function(value in fp32) for this thread's elements of a row.
 template <typename E, typename Function>
 DYNMO_INLINE void read_row(const E* row, int width, int thread, Function function) {
   if (width % kPack<E> == 0) {
@@ -187,7 +189,7 @@ DYNMO_INLINE void read_row(const E* row, int width, int thread, Function functio
   }
 }
 
-// The sum of e^(score - highest) of some scores.
+// The maximum of some scores, and the sum of their e^(score - highest).
 struct Exponentials {
   float highest;
   float sum;
@@ -198,8 +200,8 @@ DYNMO_INLINE Exponentials joined(Exponentials a, Exponentials b) {
                        b.sum * exponential(b.highest - highest)};
 }
 
-// Replaces a row of scores, that of the block, by probabilities, and sets its loss. The loss of a
-// target outside the row is NaN.
+// Replaces the block's row of scores by probabilities, and sets its loss, -log(probability of the
+// target), in fp64. The loss of a target outside the row is NaN.
 template <typename E>
 DYNMO_INLINE void cross_entropy(E* scores, const long long* targets, double* losses, int width) {
   SHARED Exponentials parts[kThreads];
@@ -265,7 +267,8 @@ KERNEL cross_entropy_gradient_bf16(Bf16* probabilities, const long long* targets
   cross_entropy_gradient(probabilities, targets, width, scale);
 }
 
-// kept[i] = word i of Philox 4x32-10 (Salmon et al., 2011) under `key` is at least `threshold`.
+// Sets kept[i] to whether word i of Philox 4x32-10 (Salmon et al., 2011) under `key` is at least
+// `threshold`.
 KERNEL keep_mask(unsigned char* kept, long long count, unsigned long long key,
                  unsigned threshold) {
   EACH(block, (count + 3) / 4) {
@@ -294,7 +297,8 @@ KERNEL keep_mask(unsigned char* kept, long long count, unsigned long long key,
   }
 }
 
-// One update of AdamW, as update_elements() of model/adamw.cpp makes it.
+// Constants of one AdamW step, as in AdamWFactors of launcher.h. The arithmetic is that of
+// update_elements() in model/adamw.cpp.
 struct AdamW {
   float gradient;
   float first;
@@ -317,7 +321,7 @@ DYNMO_INLINE void adamw_one(float& value, float& gradient, float& first, float& 
   value = value * f.kept + f.rate * mean / deviation;
 }
 
-// `copy` gets the rounded values, if it is not null.
+// Updates `count` elements, and zeroes the gradient. `copy`, if not null, gets the values in bf16.
 KERNEL adamw(float* value, float* gradient, float* first, float* second, Bf16* copy,
              long long count, AdamW factors) {
   EACH(p, count / 4) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Calls of the kernels of kernels.cu. Each type of device has a launcher. That of CUDA compiles the
-// kernels (nvrtc.h), and that of tests runs them on the CPU.
+// Launches the kernels of kernels.cu. Each type of device has a launcher. CUDA's launcher compiles
+// the kernels (nvrtc.h). Tests have a launcher that runs them on the CPU.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -15,41 +15,42 @@
 
 namespace dynmo::kernels::device {
 
-// Threads of a block, for all kernels.
+// Threads per block of every kernel.
 constexpr int kThreads = 256;
 
-// A tensor that a kernel reads, or also writes. An undefined one is a null pointer.
+// A tensor that a kernel reads, or also writes. An undefined tensor is passed as a null pointer.
 struct Operand {
   at::Tensor tensor;
   bool written = false;
 };
 
-// The struct AdamW of kernels.cu.
+// Constants of one step of AdamW, the same for all elements of a tensor. Must be laid out as struct
+// AdamW of kernels.cu.
 struct AdamWFactors {
-  float gradient = 1;  // of clipping
-  float first = 0;
-  float second = 0;
-  float second_kept = 0;
-  float rate = 0;  // bias correction of the first moment included
-  float deviation = 1;
+  float gradient = 1;     // factor of clipping
+  float first = 0;        // 1 - beta1
+  float second = 0;       // 1 - beta2
+  float second_kept = 0;  // beta2
+  float rate = 0;         // -learning rate / (1 - beta1^step)
+  float deviation = 1;    // sqrt(1 - beta2^step)
   float epsilon = 0;
-  float kept = 1;  // after weight decay
+  float kept = 1;  // 1 - learning rate * weight decay
 };
 
 using Argument =
     std::variant<Operand, std::int64_t, std::uint64_t, int, std::uint32_t, float, AdamWFactors>;
 
 struct Call {
-  const char* kernel = "";  // a name of kernels.cu, which lives as long as the program
+  const char* kernel = "";  // a name of kernels.cu, with static storage
   at::Device device = at::kCPU;
   std::int64_t blocks = 1;
-  std::vector<Argument> arguments = {};  // those of the kernel, with its types
+  std::vector<Argument> arguments = {};  // in the kernel's order and types
 };
 
-// The arguments of a call in memory, as a launch takes them.
+// The arguments of a call in memory, as cuLaunchKernel takes them.
 struct Packed {
   std::vector<void*> addresses;  // of the operands
-  std::vector<void*> pointers;   // one an argument: where its value is
+  std::vector<void*> pointers;   // to the value of each argument
 };
 // Packs the arguments. `address_of` returns where the kernel finds a tensor's elements. The result
 // refers to `call`.
@@ -64,21 +65,22 @@ struct Launcher {
   void (*launch)(const Call& call) = nullptr;
 };
 
-// Returns the launcher of CUDA devices, by the driver that libtorch has loaded. It compiles the
-// kernels for the device at hand once a process, and keeps them in the cache folder (core/files.h).
+// Returns the launcher of CUDA devices. It uses the driver that libtorch has loaded. It loads the
+// kernels once for each device, and compiles them if the cache folder (core/files.h) has none for
+// it.
 [[nodiscard]] Launcher cuda_launcher();
 
 // Sets the launcher of a type of device. Call it before the first kernel.
 void set_launcher(at::DeviceType type, const Launcher& launcher);
 
-// Says whether kernels are used where they can be. They are, before the first call.
+// Sets whether kernels are used on devices that have them. The default is true.
 void use_kernels(bool used);
 
-// Returns why a device has no kernels, for the user; "" if it has. Tensors of the CPU have loops
+// Returns why a device has no kernels, for the user; "" if it has. The CPU has none: it uses loops
 // (loops.h).
 [[nodiscard]] std::string why_no_kernels(at::Device device);
 
-// Queues a kernel by the launcher of its device. Throws CheckFailure if there is none.
+// Queues a kernel through its device's launcher. Throws CheckFailure if there is none.
 void launch(const Call& call);
 
 // Returns the major number of the device's compute capability: 9 for an H100. Asks the driver that

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Compiles kernels.cu by NVRTC, NVIDIA's compiler as a library. PyTorch for CUDA brings it. It
-// needs neither a driver nor a device.
+// Compiles kernels.cu with NVRTC, NVIDIA's compiler library. PyTorch for CUDA ships it. It needs
+// neither a driver nor a device.
 
 #include <filesystem>
 #include <string>
@@ -13,20 +13,21 @@
 
 namespace dynmo::kernels::device {
 
-// Returns the program for an architecture such as "sm_90", as the driver loads it (a cubin).
-// `library` names NVRTC's library. Returns kBadInput if it cannot be loaded, does not know the
-// architecture, or finds a fault in the text.
+// Returns the cubin for an architecture such as "sm_90". `library` is the path or name of NVRTC's
+// library. Returns kBadInput if it cannot be loaded, does not know the architecture, or rejects the
+// source.
 [[nodiscard]] Expected<std::string> compile_kernels(const std::filesystem::path& library,
                                                     std::string_view architecture);
 
-// Like compile_kernels() of the first of `libraries` that can be loaded. A result is kept in the
-// folder `cache`, by text, version of NVRTC and architecture, and found there the next time. A
-// folder that cannot be written keeps nothing.
+// Like compile_kernels(), with the first of `libraries` that can be loaded. Caches the result in
+// the folder `cache`, by source, version of NVRTC and architecture. If the folder cannot be
+// written, nothing is cached.
 [[nodiscard]] Expected<std::string> kept_kernels(
     const std::vector<std::filesystem::path>& libraries, std::string_view architecture,
     const std::filesystem::path& cache);
 
-// Returns the places of NVRTC beside the libtorch in folder `torch_lib`, and by the loader's rules.
+// Returns the libraries to try: NVIDIA's packages beside the libtorch in `torch_lib`, and plain
+// names for the dynamic loader.
 [[nodiscard]] std::vector<std::filesystem::path> nvrtc_libraries(
     const std::filesystem::path& torch_lib);
 

@@ -22,8 +22,8 @@ void sleep_until(Clock::time_point end) {
   const std::int64_t since_epoch = nanoseconds(end.time_since_epoch()).count();
   const timespec time{.tv_sec = since_epoch / 1'000'000'000,
                       .tv_nsec = since_epoch % 1'000'000'000};
-  // Wake-ups are put off by 50 us otherwise, to save power. It acts on this thread alone; cheap to
-  // repeat.
+  // Otherwise wake-ups are delayed by 50 us, to save power. Acts on this thread only, and is cheap
+  // to repeat.
   prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {
   }

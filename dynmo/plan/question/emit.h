@@ -56,8 +56,8 @@ struct Emitted {
   std::string note;  // what the user has to set beside them, on one line
 };
 
-// Returns the names of the files that emit() makes. kTorchtitan has torchtitan.json (its key
-// "parallelism"), torchtitan.args (the same as flags) and schedule.csv. kMegatron has
+// Returns the names of the files that emit() makes. The form kTorchtitan has torchtitan.json (its
+// key "parallelism"), torchtitan.args (the same as flags) and schedule.csv. kMegatron has
 // megatron.args, and kCsv has schedule.csv.
 [[nodiscard]] std::vector<std::string_view> emitted_names(EmitForm form);
 

@@ -19,8 +19,8 @@ bool is_open_v(const Plan& plan) {
   return std::ranges::equal(plan.stages, ranks, {}, &PlanStage::rank);
 }
 
-// The number of layers in the first of two parts, whose works differ least; 0 if there is only one
-// module.
+// Returns the number of layers in the first of two parts of whole modules whose work differs least.
+// Returns 0 if there is only one module.
 int first_part(const LayerRange& layers, const cost::ModelCost& model) {
   double all_s = 0;
   for (int i = layers.first.value; i < layers.end(); ++i) all_s += cost::work_s(model, i, 1);

@@ -224,8 +224,8 @@ Expected<void> copy_whole(const SavedHead& head, const std::string& name, const 
   return copy_tensor(found == head.files.end() ? head.files.front() : *found, name, to);
 }
 
-// A layer of a head that the checkpoint has in another number of slices. What is not the head's
-// matrix can be pruned in the first slice alone.
+// Loads a layer of a head that the checkpoint has in another number of slices. Tensors other than
+// the head's matrix can be pruned in the first slice only.
 Expected<model::LayerState> load_recut(const SavedHead& head, const model::Layer& layer, LayerId id,
                                        std::int64_t slice, const TensorName& name) {
   const checkpoint::Safetensors& first = head.files.front();

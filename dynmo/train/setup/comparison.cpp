@@ -24,8 +24,8 @@ cost::ModelCost costs_of(const observe::StepEntry& step, const cost::ModelCost& 
   return costs;
 }
 
-// The least step time of all cuts. Once there are too many cuts they are not counted again: from
-// then on it is a bound.
+// Returns the least step time of all cuts. Once there are too many cuts, it returns a bound from
+// then on.
 Expected<double> best_step_s(const cost::ModelCost& costs, const cost::Cluster& cluster,
                              int micro_batches, schedule::ScheduleKind kind, bool& is_bound) {
   if (!is_bound) {

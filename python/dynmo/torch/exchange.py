@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell each other at the beginning and at the end of a step: sums of cells, each of which one rank fills.
+"""Exchanges of all ranks at the beginning and at the end of a step. They are sums of cells, and one rank fills each cell.
 
-Of the replicas' numbers everybody keeps means of the layers' times, and of each position in a replica what the planner is to see.
+Every rank gets the mean over the replicas of each layer's times, and the numbers of every rank.
 """
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Told:
 
 
 def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bool) -> Told:
-    """The same on all ranks; of the losses alone where not `whole`."""
+    """Returns the parts of all ranks, joined; without `whole` only losses and `asked`."""
     widths = (1, len(LAYER_CELLS), len(RANK_CELLS), 1, 1)
     counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0, 1 if whole else 0, 1)
     cells = torch.zeros(ranks.replicas, sum(width * count for width, count in zip(widths, counts)), dtype=torch.float64)
@@ -77,9 +77,9 @@ def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bo
 
 
 def total_of(losses: Sequence[float], divisor: int, replicas: int, dtype: torch.dtype) -> Tensor:
-    """Returns the loss of a batch, from those of its micro-batches by replica.
+    """Returns the loss of a batch, from the losses of its micro-batches, replica by replica.
 
-    They are added in their order, and the replicas' sums in theirs, with the rounding of a loop in that type; fp64 stays fp64.
+    Losses are added in order within a replica, and then the replicas' sums, in fp32, or in fp64 if `dtype` is fp64.
     """
     total = torch.zeros((), dtype=torch.float32 if dtype != torch.float64 else dtype)
     for replica in torch.tensor(losses, dtype=total.dtype).view(replicas, -1):

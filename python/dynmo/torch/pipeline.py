@@ -32,7 +32,7 @@ PlanLike = Union[CorePlan, Mapping[str, Any]]
 
 
 class Pipeline:
-    """Runs a model over the ranks of torch.distributed; one rank is the plain loop.
+    """Runs a model over the ranks of torch.distributed; with one rank it is the plain loop.
 
     Every rank builds the same model and optimizer and reads the same batches. The calling thread does all the work.
 
@@ -44,12 +44,12 @@ class Pipeline:
 
     Args:
         model: One of transformers' causal language models. Its layers are its blocks, with what is before and after them.
-        optimizer: Made of the model's parameters, with whose layers its state moves.
-        micro_batches: Parts of a batch, which is cut by samples.
-        layers, loss_fn, hidden: Named modules in order instead of a model, `loss_fn(output, target)`, and what is between two layers as
-            an empty tensor, or a dictionary of them, for `hidden(input)`.
+        optimizer: An optimizer of the model's parameters. Its state moves with the layers.
+        micro_batches: Number of parts into which a batch is cut, by samples.
+        layers, loss_fn, hidden: Instead of a model: named modules in order, `loss_fn(output, target)`, and `hidden(input)`. It returns
+            an empty tensor, or a dictionary of them, like what passes between two layers.
         limits: Whether shapes of `hidden` are limits, so that layers may give smaller tensors.
-        accumulation: Batches for a step of the optimizer.
+        accumulation: Number of batches of an optimizer step.
         replicas: See above.
         plan: The first plan. Without one the planner makes it, for times that rank 0 measures.
         schedule: One of `dynmo.schedule_kinds()`, for the first plan.
@@ -57,11 +57,11 @@ class Pipeline:
         steps: All steps of the run, so that a move pays before its end; 0: unknown.
         run: A folder for the files of a run.
         metrics: "tensorboard" and "prometheus", in that folder.
-        metrics_port: Of rank 0, for Prometheus; 0: none.
+        metrics_port: Port of rank 0 for Prometheus; 0: none.
         peak_flops: FLOP/s of a rank's device, for MFU; 0: unknown.
         log, log_level: A folder for a log of each rank, from debug, info, warning or error on.
-        seed: Of the draws of dropout; without one PyTorch's of rank 0.
-        timeout_s: Seconds in which messages have to come.
+        seed: Seed of dropout. Without one it is PyTorch's seed of rank 0.
+        timeout_s: Longest wait for a message, in seconds.
         lane: "device": tensors of a device go from device to device, else refused; "host": through host memory; "auto": if they can.
         joins: Whether this process, without a launcher, joins ranks that train, by `Survivor(endpoint=FILE)`.
 
@@ -152,7 +152,7 @@ class Pipeline:
 
     @property
     def ranks(self) -> int:
-        """Of a replica, in which `rank` counts."""
+        """Number of ranks of a replica, to which `rank` refers."""
         return self._ranks.size
 
     @property
@@ -175,10 +175,10 @@ class Pipeline:
     # --- Training. ---
 
     def step(self, *pair: Any, **batch: Any) -> Tensor:
-        """Forward and backward of all micro-batches; the batch's loss, on every rank.
+        """Runs forward and backward of all micro-batches; returns the batch's loss, on every rank.
 
-        Instead of **batch a list of dictionaries gives the micro-batches, which may differ in size. Without replicas and
-        accumulation it may be shorter.
+        A list of dictionaries instead of **batch gives the micro-batches, which may differ in size. Without replicas and
+        accumulation the list may have fewer than `micro_batches`.
         """
         if self._rounds != self._accumulation - 1:
             raise BadInputError(
@@ -197,7 +197,7 @@ class Pipeline:
         return loss
 
     def accumulate(self, *pair: Any, **batch: Any) -> Tensor:
-        """As `step` for all but the last batch of an optimizer's step (accumulation=N); gradients add up."""
+        """Like `step`, for all but the last batch of an optimizer's step (accumulation=N); gradients add up."""
         if self._rounds >= self._accumulation - 1:
             raise BadInputError(f"accumulate: call {self._rounds + 1} in a step of accumulation={self._accumulation}, wanted step() now")
         loss = self._round(batches.of_call(pair, batch, isinstance(self._split, Sequential)))
@@ -261,11 +261,11 @@ class Pipeline:
         return self._balancer.profile() if self._balancer is not None else None
 
     def predicted_step_s(self) -> float:
-        """Of the next step, by replay of the plan; 0 before the first one, or with balance=False."""
+        """Seconds of the next step, by replay of the plan; 0 before the first step, or with balance=False."""
         return self._balancer.predicted_step_s(self.plan, self.steps) if self._balancer is not None else 0.0
 
     def changed(self, why: str) -> None:
-        """The work of layers has changed in a way that no flag shows; on every rank alike."""
+        """Tells the controller that the work of layers has changed, which no flag shows. Called on every rank."""
         if self._balancer is not None:
             self._balancer.changed(why)
 

@@ -179,7 +179,7 @@ class Ranks:
     def abort(self) -> None:
         """Ends the connections of the group, from any thread; calls that wait for a rank raise.
 
-        Gloo does not see the end of a connection on which a message arrives for a sum that has failed. But a wait that times out closes all.
+        If a sum has failed and a message for it arrives, Gloo does not notice that its connection ends. But a wait that times out closes all.
         """
         self._sockets.shut_down()
         group = self._group
@@ -314,7 +314,7 @@ class Ranks:
     def agree(self, own: Mapping[str, Any], problem: str = "", apart: Collection[str] = ()) -> None:
         """Refuses what a rank found wrong, then the first of the named values in which a rank differs from rank 0.
 
-        Those of `apart` each replica has for itself.
+        Values named in `apart` need to agree only within a replica.
         """
         told = self.gather((problem, dict(own)))
         problems = [trouble for trouble, _ in told]

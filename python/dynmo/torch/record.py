@@ -22,7 +22,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the numbers of a step go beside the records, and what MFU is a share of."""
+    """Where the numbers of a step are written beside the records, and the peak that MFU refers to."""
 
     run: Optional[Path]
     metrics: Sequence[str] = ()
@@ -45,7 +45,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Recovery:
-    """A loss as it went, or new ranks. Ranks have the numbers that they had at the start."""
+    """A survived loss of ranks, or ranks that joined. Ranks have the numbers that they had at the start."""
 
     lost: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -64,7 +64,7 @@ class Recovery:
 
 
 def _measured(value: float) -> Optional[float]:
-    """A number as JSON has it."""
+    """Returns None for NaN and Inf, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
@@ -104,15 +104,15 @@ class Record:
                                         "micro_batches": self._settings["micro_batches"], "program": program})
 
     def go_back(self, step: int) -> None:
-        """To the step of a checkpoint that was read."""
+        """Goes back to the step of a checkpoint that was read."""
         if self._begun:
             self._log.go_on(step, False, [], self._ranks.world)
 
     def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, Any], told: Told, balancer: Optional[Balancer],
              flops_per_token: float) -> None:
-        """One step that is done, as this rank has seen it. Without `balancer` it was shorter, and not measured.
+        """Records a completed step, as this rank has seen it. Without `balancer` only its loss and its tokens are known.
 
-        `flops_per_token`: products of a forward pass; 0 if they are not known.
+        `flops_per_token`: FLOPs of the products of a forward pass; 0: unknown.
         """
         rank, ranks = self._ranks.rank, self._ranks.size
         facts["loss"] = _measured(facts["loss"])

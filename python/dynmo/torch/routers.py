@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What routers of experts gave, where the loss of a model reads it from all blocks.
+"""Carries the logits of expert routers to the last stage, for models whose loss reads them from all blocks.
 
-transformers adds the loss of uneven experts (Fedus et al., arXiv 2101.03961, equation 4) behind the blocks. Boundaries carry the logits
-of each router there: the model's own code computes the loss, and its bits stay, which no sum of a rank could promise.
+transformers computes the load-balancing loss (Fedus et al., arXiv 2101.03961, equation 4) after the blocks. Boundaries carry the logits
+of each router there, and the model's own code computes the loss. A sum of the ranks' parts would have other bits.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Router:
 
 
 class Routers:
-    """Those of a decoder. Boundaries carry nothing while the flag is off, or if the loss does not depend on them."""
+    """The routers of a decoder. Boundaries carry nothing while the flag is off, or if the loss does not depend on them."""
 
     def __init__(self, model: nn.Module, blocks: list[nn.Module], config: Any) -> None:
         self._model, self._blocks, self._config = model, blocks, config
@@ -54,7 +54,7 @@ class Routers:
     # --- Finding them. ---
 
     def learn(self, run: Callable[[], Any], hidden: tuple[int, ...], mode: Mode) -> None:
-        """Finds what becomes of logits in `run`, a pass of the whole model whose blocks are given a tensor of shape `hidden`."""
+        """Finds the modules whose logits the loss reads. `run` runs the whole model, whose blocks are given a tensor of shape `hidden`."""
         made: dict[int, tuple[Tensor, _Router]] = {}  # by id, which is the tensor's own while it lives
         given: list[tuple[nn.Module, tuple[Any, ...]]] = []
 
@@ -87,13 +87,13 @@ class Routers:
         self._types[mode] = [one.dtype for one in distinct.values()]
 
     def forget(self) -> None:
-        """The loss does not depend on them."""
+        """Forgets all routers, because the loss does not depend on them."""
         self._routers, self._tuple, self._holders = {}, [], []
 
     # --- Carrying them. ---
 
     def specs(self, batch: MicroBatch, layer: int, hidden: tuple[int, ...], mode: Mode) -> list[Spec]:
-        """The tensors behind a layer, where a hidden tensor has the shape `hidden`."""
+        """Returns the logits that pass from a layer to the next one, where a hidden tensor has the shape `hidden`."""
         if not self.are_wanted(batch):
             return []
         if not self._types:
@@ -123,7 +123,7 @@ class Routers:
 
     @contextlib.contextmanager
     def replayed(self, values: Values) -> Iterator[None]:
-        """The loss reads the logits of `values` meanwhile."""
+        """Makes the loss read the logits of `values` meanwhile."""
         if not self._routers or next(iter(self._routers)) not in values:
             yield
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers, each cut off from the next, against the whole model: loss and every gradient, bit for bit.
+"""Compares the layers, run one by one, with the whole model: loss and every gradient, bit for bit.
 
 A split that is almost right trains something else without an error. So it is checked before any weight is dropped: at the start
 on a few tokens, and with the first batch, whose keys may reach code that the tokens did not.
@@ -61,7 +61,7 @@ def unnoticed(module: nn.Module, device: Device) -> Iterator[None]:
 
 
 def taken_gradients(module: nn.Module) -> Gradients:
-    """Those that are there; there are none afterwards."""
+    """Removes the gradients of the parameters, and returns them."""
     found = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
     for parameter in module.parameters():
         parameter.grad = None
@@ -113,9 +113,9 @@ class _Alone(Ranks):
 
 
 def parts(split: Split, batch: MicroBatch, seed: Optional[int], apart: bool, weights_apart: bool = False) -> tuple[Tensor, Gradients]:
-    """Runs each layer as a stage; `apart` with the notes and the weights that a rank with this layer alone has.
+    """Runs each layer as a stage; with `apart` it has only the notes and weights of a rank that owns this layer alone.
 
-    With `weights_apart` each backward is an I, and W of all layers follow.
+    With `weights_apart` the backward pass is I of all layers, and then W of all layers.
     """
     count = len(split.layers)
     frozen = frozen_prefix(split.layers)
@@ -134,7 +134,7 @@ def parts(split: Split, batch: MicroBatch, seed: Optional[int], apart: bool, wei
 
 
 def split_decoder(model: nn.Module) -> Decoder:
-    """A checked split; the model's own ties become two parameters."""
+    """Returns a checked split; the model's own ties become two parameters."""
     find_blocks(model)  # says what is missing before the model runs
     batch = sample_batch(model)
     training = model.training
@@ -157,7 +157,7 @@ def split_decoder(model: nn.Module) -> Decoder:
 def difference(
     split: Split, batch: MicroBatch, seed: Optional[int], whole_loss: Tensor, gradients: Gradients, weights_apart: bool = False
 ) -> str:
-    """What the layers compute otherwise than the whole model, or nothing."""
+    """Returns the first difference between the layers and the whole model, or ""."""
     # The last way comes again, since blocks may keep something of the batch before.
     for apart, deferred in ((False, False), (True, False), (True, weights_apart)):
         loss, found = parts(split, batch, seed, apart, deferred)
@@ -215,7 +215,7 @@ def _checked(split: Split, batch: MicroBatch, seed: Optional[int], weights_apart
 def _problem(
     split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor, gradients: Gradients, weights_apart: bool = False
 ) -> str:
-    """What the layers compute otherwise, whatever they are given in place of the model's cache."""
+    """Returns the first difference, or "" if there is none for some replacement of the model's cache."""
     if not isinstance(split, Decoder):
         return _problem_as_is(split, batch, seed, loss, gradients, weights_apart)
     before, chosen = dict(split.carried), split.caches
@@ -244,7 +244,7 @@ def _problem_as_is(
 
 
 def _culprit(split: Split, batch: MicroBatch, seed: Optional[int]) -> str:
-    """The key without which the layers give what the whole gives."""
+    """Returns the key without which the layers agree with the whole model, or ""."""
     for key in batch:
         if key in NEEDED:
             continue
@@ -256,7 +256,7 @@ def _culprit(split: Split, batch: MicroBatch, seed: Optional[int]) -> str:
 
 
 def _check_items(split: Split, batch: MicroBatch, seed: Optional[int], loss: Tensor) -> None:
-    """Heads that take num_items_in_batch and drop it give a mean, which must not be summed."""
+    """Refuses a head that takes num_items_in_batch and ignores it: its loss is a mean, which must not be summed."""
     with torch.no_grad():
         other = split.whole({**batch, ITEMS: batch[ITEMS] * 2}, _seeding(seed))
     if torch.equal(loss, other.detach()):
@@ -267,7 +267,7 @@ def _check_items(split: Split, batch: MicroBatch, seed: Optional[int], loss: Ten
 
 
 def _seeding(seed: Optional[int]) -> Callable[[int], None]:
-    """Random numbers of a layer, as a step draws them."""
+    """Returns a function that seeds the random numbers of a layer as a step does."""
     def before(layer: int) -> None:
         if seed is not None:
             torch.manual_seed(seed_for(seed, layer, 0, 0))

@@ -2,8 +2,8 @@
 """Copies of all layers as they were before some step, in the memory of at least two ranks each.
 
 Without replicas these are the owner and the next rank of the ring: a copy of a neighbour's layers travels as a move does, with digests.
-With replicas each owner of a layer keeps a copy of its own, and no bytes travel. All ranks vote; a rank that learns that all have the new
-snapshot drops the old one. A rank that does not hear it has both, so there is always one snapshot that all survivors hold.
+With replicas each owner of a layer keeps a copy of its own, and no bytes travel. All ranks vote. A rank that learns that all have the new
+snapshot drops the old one; otherwise it keeps both. So there is always one snapshot that all survivors have.
 
 With replicas the layers themselves are the newest snapshot, as long as no rank has begun to update them.
 """
@@ -34,7 +34,7 @@ Holding = dict[Key, list[int]]  # the layers that a rank holds, by snapshot
 
 @dataclass
 class Common:
-    """What all ranks have alike between two steps."""
+    """The state that is equal on all ranks between two steps."""
 
     plan: Plan
     groups: list[dict[str, Any]]  # of the optimizer
@@ -92,11 +92,11 @@ class Snapshots:
         self.restart()
 
     def restart(self) -> None:
-        """The group is another one: a snapshot is due, and steps have taken other times."""
+        """Forgets the step times of the previous group. A snapshot is due."""
         self._due, self._taken = 0, None
 
     def note(self, plan: Plan, step: int, changes: bool = False) -> None:
-        """The layers are as they are before `step`. They may do instead of a snapshot, if other replicas have them, or if no rank is lost."""
+        """Notes that the layers are those before `step`. They replace a snapshot if other replicas have them, or if no rank is lost."""
         if self._ranks.replicas > 1 or changes:
             self._live = _Live(step, self._common(plan), self._updates(), self._versions())
 
@@ -125,11 +125,11 @@ class Snapshots:
         self._due, self._taken = step + self.every, (step, perf_counter())
 
     def common(self, key: Key) -> Common:
-        """What a process that joins is told of a snapshot."""
+        """Returns the part of a snapshot that a joining process receives."""
         return self._slot(key).common
 
     def adopt(self, key: Key, common: Common) -> None:
-        """A snapshot of which this rank, which has joined, has no layers."""
+        """Takes over a snapshot without layers, on a rank that has just joined."""
         if key[1] == LIVE:
             self._live = _Live(key[0], common, self._updates(), self._versions())
         else:
@@ -192,7 +192,7 @@ class Snapshots:
         return [parameter for layer in self._split.layers for parameter in layer.parameters.values()]
 
     def _versions(self) -> list[int]:
-        """Change with each parameter or buffer."""
+        """Returns a number for each parameter and buffer, which changes when it is written."""
         return [tensor._version for layer in self._split.layers for tensor in _tensors(layer)]
 
     def _common(self, plan: Plan) -> Common:
@@ -211,9 +211,9 @@ def _tensors(layer: Layer) -> list[torch.Tensor]:
 
 
 def choose(told: "Sequence[Holding | None]", layers: int) -> "tuple[Key, list[list[int]]] | None":
-    """The newest snapshot that all survivors have and that has every layer, with the ranks that hold each layer.
+    """Returns the newest snapshot that all survivors have and that has every layer, with the ranks that hold each layer.
 
-    `told` has what each rank holds, None if it has just joined.
+    `told` has the holding of each rank, or None if it has just joined.
     """
     survivors = {rank: holding for rank, holding in enumerate(told) if holding is not None}
     for key in sorted({key for holding in survivors.values() for key in holding}, reverse=True):
@@ -227,7 +227,7 @@ def choose(told: "Sequence[Holding | None]", layers: int) -> "tuple[Key, list[li
 def transfers_of(
     holders: Sequence[Sequence[int]], owners: Sequence[int], rows: Sequence[Sequence[int]], sizes: Sequence[int]
 ) -> list[Transfer]:
-    """What the ranks of each replica lack of their layers; each layer comes from the holder that has the least to send so far."""
+    """Returns the transfers of layers that ranks lack. Each comes from the holder that has the least to send so far."""
     sent = dict.fromkeys((rank for those in holders for rank in those), 0)
     found = []
     for layer, owner in enumerate(owners):
@@ -240,10 +240,10 @@ def transfers_of(
 
 
 def rows_of(rows: Sequence[Sequence[int]], members: Sequence[int]) -> "list[list[int]] | None":
-    """The replicas of the members that are there, of those at the start; None if they are fewer than replicas.
+    """Returns the ranks of each replica of the new group; None if there are fewer members than replicas.
 
-    A member stays in its replica where that is not longer than others, and one that has joined is in the shortest. Numbers are those of
-    the new group.
+    `rows` has the members of each replica at the start. A member stays in its replica unless that is longer than others. A new member
+    joins the shortest one.
     """
     if len(members) < len(rows):
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of a group, to be ended from any thread: Gloo has no call for it, and a call that waits for a peer waits on.
+"""Shuts down the connections of a group, from any thread. Gloo has no call for it, and its calls go on waiting for a lost peer.
 
-A connection is known by its inode. Those that another thread opens in the same moment are taken for the group's.
+A connection is identified by its inode. Those that another thread opens at the same time count as the group's.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def own_address() -> str:
 
 
 class Sockets:
-    """What was opened in `opening()`. `shut_down` may be called by another thread, also meanwhile."""
+    """The sockets that were opened in `opening()`. `shut_down` may be called by another thread, also meanwhile."""
 
     def __init__(self) -> None:
         self._before: set[Inode] = set()

@@ -45,9 +45,10 @@ class Times:
 
 
 def layers_of(module: nn.Module) -> Iterator[tuple[str, Optional[str], nn.Module]]:
-    """Name, the list it is a number of, and module: the children, and those of a list or dictionary one by one.
+    """Yields name, list and module of each layer: the children, and those of a ModuleList or ModuleDict one by one.
 
-    Modules without parameters are no layers: every stage has them.
+    The list is the name of the ModuleList that numbers the layer, "" in a Sequential, or None. Modules without parameters are no
+    layers: every stage has them.
     """
     for name, child in module.named_children():
         parts: list[tuple[str, Optional[str], nn.Module]] = [(name, "" if isinstance(module, nn.Sequential) else None, child)]
@@ -65,7 +66,7 @@ def _first_tensor(values: Any) -> Optional[Tensor]:
 
 
 class StageTimes:
-    """Watches one stage, until `close`.
+    """Measures the times of the layers of one stage, until `close`.
 
     A layer's backward begins when the gradient of its output is there, and ends where the next one's begins. That of the first layer
     ends with the gradient of the stage's input or, where there is none, with those of its parameters.
@@ -120,7 +121,7 @@ class StageTimes:
         self._unread.append((calls, start, end))
 
     def finish_backward(self) -> None:
-        """The last backward has ended, though nothing has told of it but its parameters' gradients."""
+        """Ends the last backward at the time of its parameters' gradients, if nothing else has ended it."""
         if self._current is not None and self._ended is not None:
             self._backward_ends(self._ended)
 
@@ -155,7 +156,7 @@ class StageTimes:
             hidden.register_hook(partial(self._backward_begins, name))  # type: ignore[no-untyped-call]
 
     def _watch_end(self, *given: Optional[Tensor]) -> None:
-        """Of the backward of this micro-batch."""
+        """Watches for the end of the backward of this micro-batch."""
         hidden = next((tensor for tensor in given if tensor is not None and tensor.requires_grad), None)
         if hidden is not None:
             handles: list[RemovableHandle] = []

@@ -35,7 +35,7 @@ def _aligned(size: int) -> int:
 
 @dataclass
 class Content:
-    """A layer with its optimizer state: tensors, and values that are none.
+    """A layer with its optimizer state: its tensors, and its values that are not tensors.
 
     A copy lies in host memory, or is one message on a device. `of_device` says which of its tensors lay on one.
     """
@@ -47,7 +47,7 @@ class Content:
 
 @dataclass
 class Head:
-    """What a receiver knows of a layer before its bytes come."""
+    """The types and shapes of a layer, which a receiver gets before its bytes."""
 
     entries: list[Entry]
     values: dict[Key, Any]

@@ -25,7 +25,7 @@ NEWS_S = 1.0  # other exceptions, such as those of a checkpoint
 
 
 class Survivor:
-    """Trains a pipeline, of which processes may end on the way. Losses and weights are those of an undisturbed run, bit for bit.
+    """Trains a pipeline whose processes may be lost on the way. Losses and weights are those of an undisturbed run, bit for bit.
 
     `keep`: objects with state_dict() and load_state_dict() that change from step to step, such as LR schedulers; not the optimizer.
     `every`: steps from one snapshot to the next; 0: the number with which snapshots cost 1 % of the time.
@@ -76,8 +76,8 @@ class Survivor:
     def train(self, train_step: Callable[[int], Any], steps: int) -> list[Any]:
         """Calls `train_step(number)` for each step that is left of `steps`; returns what it returned, by step.
 
-        It does all of a step: it gets the batch of this number, calls pipe.step() once, and updates. After a loss it is called again for
-        the steps since the newest snapshot. A loss in the first step, or of layers with all their copies, ends all ranks.
+        `train_step` does a whole step: it gets the batch of this number, calls pipe.step() once, and updates. After the loss of a rank it
+        is called again for the steps since the newest snapshot. All ranks end if one is lost in the first step, or all copies of a layer.
         """
         values: dict[int, Any] = {}
         pipe = self._pipe
@@ -156,7 +156,7 @@ class Survivor:
         return self._lines.hears_of_loss(NEWS_S)
 
     def _recover(self) -> bool:
-        """Goes on with those that are left; returns whether a step may be left to do."""
+        """Goes on with the ranks that are left; returns whether a step may be left to do."""
         begin = perf_counter()
         before, reached = self._members, self._pipe.steps
         for number in range(TRIES):
@@ -256,7 +256,7 @@ class Survivor:
             joining.learn(self._pipe, facts)
 
     def _missing(self, all_told: "Sequence[Holding | None]") -> str:
-        """Which layers are nowhere."""
+        """Returns why no snapshot is complete: the lost ranks and the layers that no survivor has."""
         assert self._lines is not None
         told = [holding for holding in all_told if holding is not None]
         lost = joined(tuple(sorted(self._lines.lost)))

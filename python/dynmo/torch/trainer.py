@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """dt.PipelineTrainer: transformers' Trainer, whose model runs as a pipeline.
 
-The Trainer believes in one process: it neither wraps the model nor divides the data, so every rank reads the same batches. The batches
+The Trainer assumes one process: it neither wraps the model nor divides the data, so every rank reads the same batches. The batches
 of a step's gradient accumulation are its micro-batches.
 """
 from __future__ import annotations

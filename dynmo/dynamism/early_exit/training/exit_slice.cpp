@@ -31,8 +31,8 @@ Shape with_width(Shape tokens, std::int64_t width) {
   return tokens;
 }
 
-// The rows that the head scores; undefined: all. Similarity is known before: where rows that stay
-// have no loss, those that leave.
+// Returns the rows that the head scores; undefined: all. Similarity is known before the head runs,
+// so if rows that stay have no loss, these are the rows that leave.
 Tensor rows_to_score(const ExitQuestion& question, const ExitOptions& options,
                      const Tensor& similarity_N) {
   if (question.teaches || options.confidence != ExitConfidence::kSimilarity) return {};
@@ -40,7 +40,7 @@ Tensor rows_to_score(const ExitQuestion& question, const ExitOptions& options,
   return (similarity_N.to(at::kDouble) >= question.threshold).nonzero().squeeze(1);
 }
 
-// The parameter of a slice of the head of an exit, which would be parameter `parameter` of the
+// Returns the spec of a parameter in a slice of an exit's head. `parameter` is its index in the
 // whole exit.
 model::ParameterSpec slice_of_head(const ExitOptions& options, std::int64_t slice,
                                    std::size_t parameter) {

@@ -26,8 +26,8 @@ struct Found {
   std::map<LayerId, double> plasticity = {};
 };
 
-// Micro-batch 0 is the current model's, micro-batch 1 the reference's. In both all tokens go all
-// the way, so that outputs have the same rows.
+// Micro-batch 0 runs the current model, micro-batch 1 the reference. In both, all tokens pass all
+// layers, so that the outputs have the same rows.
 class ProbedLayer final : public model::ForwardingLayer {
  public:
   ProbedLayer(std::shared_ptr<const model::Layer> layer, Found& found)

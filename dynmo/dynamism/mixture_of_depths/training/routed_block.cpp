@@ -63,8 +63,8 @@ struct RoutedStash final : model::Stash {
   }
 };
 
-// x w of each row, summed in one order, so that a row's score does not depend on how many others
-// there are.
+// Computes x w of each row. The order of its sum is fixed, so a row's score does not depend on the
+// number of rows.
 template <typename Element>
 Tensor row_products(const Tensor& x_ND, const Tensor& w_D) {
   constexpr std::int64_t kLanes = 16;

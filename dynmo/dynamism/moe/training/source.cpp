@@ -144,8 +144,9 @@ class MoeSource final : public Source {
                  fmt::format("moe.enabled is true, but {}; wanted model.family = \"llama\"", why)};
   }
 
-  // Raises the preference of experts with too few tokens from the next step on (Wang et al.,
-  // "Auxiliary-loss-free load balancing strategy for mixture-of-experts", 2024).
+  // Raises the bias of experts with too few tokens, and lowers that of experts with too many, from
+  // the next step on (Wang et al., "Auxiliary-loss-free load balancing strategy for
+  // mixture-of-experts", 2024).
   void even_out(model::LayerState& state, const LayerCounts& counts) const {
     if (options_.router != MoeRouter::kBias || state.frozen) return;
     const double mean = counts.assigned() / static_cast<double>(counts.experts.size());

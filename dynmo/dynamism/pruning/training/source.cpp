@@ -116,8 +116,8 @@ class WeightPruning final : public PruningEvents {
     return masks;
   }
 
-  // Compressed on the CPU where the layer computes in fp32 and the matrix has lost enough; for
-  // good, as it only loses more.
+  // Prunes a matrix. It becomes compressed on the CPU if the layer computes in fp32 and the matrix
+  // has lost enough. It stays compressed, because it only loses more.
   void prune_matrix(const Own& own, std::span<const std::int32_t> stay,
                     const model::Layer& layer) const {
     model::Parameter& parameter = own.layer->parameters[own.parameter];

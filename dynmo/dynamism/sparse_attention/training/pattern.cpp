@@ -88,8 +88,8 @@ class HashPattern final : public model::AttentionPattern {
   }
 
  private:
-  // Unit columns by head, HKS, on q's device. It reads them from pinned memory, so the host does
-  // not wait.
+  // Returns unit columns for each head, HKS, on q's device. The device reads them from pinned
+  // memory, so the host does not wait.
   at::Tensor directions(std::uint64_t key, const at::Tensor& q_BTHK) const {
     const std::int64_t heads = q_BTHK.size(2);
     const std::int64_t size = q_BTHK.size(3);
