@@ -352,33 +352,40 @@ ExitsByStep exits_by_step(RunOptions run) {
 
 // Confidences are fp32 numbers, but of bf16 rows, whose last bits differ between kernels. So a
 // token near the threshold leaves here and stays there. Until the first such token the losses
-// differ by roundings alone, and then by 1e-3 at once.
+// differ by roundings alone, and then by 1e-3 at once. Its step depends on every rounding. So
+// several weights of the exits' losses are tried, and one of them must lead past some exits.
 TEST(ExitsOnStrictDevice, InBf16DifferFromTheCpuByTokensAtTheThresholdAlone) {
   for (const auto confidence :
        {dynamism::ExitConfidence::kGap, dynamism::ExitConfidence::kSimilarity}) {
-    RunOptions run = run_of({Technique::kExits, cost::Precision::kBf16, "plain"});
-    run.make_sources = exits(confidence, 0.12);
-    run.layers = shaped(model::make_llama(small_model()), run.make_sources);
-    run.steps = 12;
-    run.staging.device = at::kCPU;
-    const ExitsByStep cpu = exits_by_step(run);
-    run.staging.device = strict::open(0);
-    const ExitsByStep device = exits_by_step(run);
-    ASSERT_EQ(device.left.size(), cpu.left.size());
-    const auto first = static_cast<std::size_t>(std::ranges::mismatch(device.left, cpu.left).in1 -
-                                                device.left.begin());
-    ASSERT_GE(first, 4U) << "steps in which the same tokens leave, three of them before any does";
-    EXPECT_GT(cpu.left[first - 1][0], 0);
-    for (std::size_t step = 0; step < first; ++step) {
-      EXPECT_NEAR(device.losses[step] / cpu.losses[step], 1, 1e-4) << "step " << step;
+    std::size_t most = 0;  // steps in which the same tokens leave, three of them before any does
+    for (const double weight : {0.02, 0.05, 0.1, 0.12, 0.2}) {
+      RunOptions run = run_of({Technique::kExits, cost::Precision::kBf16, "plain"});
+      run.make_sources = exits(confidence, weight);
+      run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+      run.steps = 12;
+      run.staging.device = at::kCPU;
+      const ExitsByStep cpu = exits_by_step(run);
+      run.staging.device = strict::open(0);
+      const ExitsByStep device = exits_by_step(run);
+      ASSERT_EQ(device.left.size(), cpu.left.size());
+      const auto first = static_cast<std::size_t>(std::ranges::mismatch(device.left, cpu.left).in1 -
+                                                  device.left.begin());
+      ASSERT_GE(first, 3U);
+      EXPECT_GT(cpu.left[3][0], 0);
+      most = std::max(most, first);
+      for (std::size_t step = 0; step < first; ++step) {
+        EXPECT_NEAR(device.losses[step] / cpu.losses[step], 1, 1e-4) << "step " << step;
+      }
+      if (first == cpu.left.size()) continue;
+      double others = 0;  // of 96 tokens, counted where they leave and where they do not
+      for (std::size_t exit = 0; exit < cpu.left[first].size(); ++exit) {
+        others += std::abs(device.left[first][exit] - cpu.left[first][exit]) / 2;
+      }
+      EXPECT_LE(others, 4) << "weight " << weight << ", step " << first;
+      EXPECT_NEAR(device.losses[first] / cpu.losses[first], 1, 3e-3)
+          << "weight " << weight << ", step " << first;
     }
-    if (first == cpu.left.size()) continue;
-    double others = 0;  // of 96 tokens, counted where they leave and where they do not
-    for (std::size_t exit = 0; exit < cpu.left[first].size(); ++exit) {
-      others += std::abs(device.left[first][exit] - cpu.left[first][exit]) / 2;
-    }
-    EXPECT_LE(others, 4) << "step " << first;
-    EXPECT_NEAR(device.losses[first] / cpu.losses[first], 1, 3e-3) << "step " << first;
+    EXPECT_GE(most, 4U);
   }
 }
 
