@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms of rows, and products of bf16 that are added in fp32. They refuse what CUDA's kernels of
-// libtorch 2.11 and 2.15 refuse: layer_norm_kernel.cu and _addmm_dtype_out_cuda of Blas.cpp.
+// libtorch 2.11 and 2.15 refuse (RmsNormKernelImpl, _addmm_dtype_out_cuda).
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
