@@ -73,6 +73,7 @@ ROWS = {
     "emulated.profile": ("other.json", *EMULATED), "emulated.trace": ("costs.jsonl",),
     "emulated.memory_scale": ("0.5", *EMULATED),
     "run.directory": ("elsewhere",), "run.device": ("emulated", "emulated.profile=costs.json"), "run.trace_steps": ("0",),
+    "run.deterministic": ("false",), "run.fused_kernels": ("false",),
     "run.load_trace": ("0",), "run.tensorboard": ("true",), "run.prometheus": ("true",), "run.log": ("run/log",),
 }
 
