@@ -19,8 +19,7 @@
 // Runs for each i below `count`, divided over the threads of one block.
 #define EACH_OF_BLOCK(i, count) for (int i = threadIdx.x; i < (count); i += kThreads)
 // Runs in each thread of a block, and ends with a barrier.
-#define PHASE(thread) \
-  for (int thread = threadIdx.x, once = 1; once != 0; once = 0, __syncthreads())
+#define PHASE(thread) for (int thread = threadIdx.x, once = 1; once != 0; once = 0, __syncthreads())
 #endif
 
 template <typename E>
@@ -42,8 +41,8 @@ DYNMO_INLINE float wide(Bf16 x) {
 DYNMO_INLINE void round_to(float& to, float x) { to = x; }
 DYNMO_INLINE void round_to(Bf16& to, float x) {
   const unsigned bits = __builtin_bit_cast(unsigned, x);
-  to.bits = static_cast<unsigned short>(
-      x == x ? (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16 : 0x7FC0U);
+  to.bits =
+      static_cast<unsigned short>(x == x ? (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16 : 0x7FC0U);
 }
 
 template <typename E>
@@ -127,8 +126,8 @@ DYNMO_INLINE void rotate_one(E& low, E& high, float cosine, float sine) {
 }
 
 template <typename E>
-DYNMO_INLINE void rotate(E* x, const float* cosine, const float* sine, float sign,
-                         long long tokens, int heads, int half) {
+DYNMO_INLINE void rotate(E* x, const float* cosine, const float* sine, float sign, long long tokens,
+                         int heads, int half) {
   E* const token = x + BLOCK * heads * half * 2;
   const float* const c = cosine + BLOCK % tokens * half;
   const float* const s = sine + BLOCK % tokens * half;
@@ -154,8 +153,8 @@ DYNMO_INLINE void rotate(E* x, const float* cosine, const float* sine, float sig
     }
   }
 }
-KERNEL rotate_float(float* x, const float* cosine, const float* sine, float sign,
-                    long long tokens, int heads, int half) {
+KERNEL rotate_float(float* x, const float* cosine, const float* sine, float sign, long long tokens,
+                    int heads, int half) {
   rotate(x, cosine, sine, sign, tokens, heads, half);
 }
 KERNEL rotate_bf16(Bf16* x, const float* cosine, const float* sine, float sign, long long tokens,
@@ -196,8 +195,8 @@ struct Exponentials {
 };
 DYNMO_INLINE Exponentials joined(Exponentials a, Exponentials b) {
   const float highest = a.highest > b.highest ? a.highest : b.highest;
-  return {highest, a.sum * exponential(a.highest - highest) +
-                       b.sum * exponential(b.highest - highest)};
+  return {highest,
+          a.sum * exponential(a.highest - highest) + b.sum * exponential(b.highest - highest)};
 }
 
 // Replaces the block's row of scores by probabilities, and sets its loss, -log(probability of the
@@ -269,8 +268,7 @@ KERNEL cross_entropy_gradient_bf16(Bf16* probabilities, const long long* targets
 
 // Sets kept[i] to whether word i of Philox 4x32-10 (Salmon et al., 2011) under `key` is at least
 // `threshold`.
-KERNEL keep_mask(unsigned char* kept, long long count, unsigned long long key,
-                 unsigned threshold) {
+KERNEL keep_mask(unsigned char* kept, long long count, unsigned long long key, unsigned threshold) {
   EACH(block, (count + 3) / 4) {
     unsigned c[4] = {static_cast<unsigned>(block), static_cast<unsigned>(block >> 32), 0, 0};
     unsigned key0 = static_cast<unsigned>(key);

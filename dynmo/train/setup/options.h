@@ -76,7 +76,7 @@ struct TrainOptions {
   // The device of this rank. run_rank() sets it if run.device names a device (rank_process.h).
   struct RankDevice {
     at::Device device = at::kCPU;
-    Bytes memory = cost::kUnlimitedMemory;  // of the device, for all ranks that share it
+    Bytes memory = cost::kUnlimitedMemory;        // of the device, for all ranks that share it
     std::shared_ptr<runtime::SideCopies> copies;  // of this rank, in all its groups
     std::string no_kernels;  // why it has none of our own (kernels/device), for the user
     // Returns the way in a group of the run. Without it, all goes through host memory.
