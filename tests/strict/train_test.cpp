@@ -235,9 +235,11 @@ TEST_F(StrictKindInput, ARunThatGoesOnWithOtherOperationsSaysSo) {
   SavedTraining equal(folder.path() / "equal", tokens, {"bf16", false, true});
   equal.resume(fastest, "strict", 1);
   const std::string said = equal.line_with("in their last bits");
-  EXPECT_NE(said.find("\"device\":\"strict\",\"deterministic\":false}, this is"), std::string::npos)
+  EXPECT_NE(
+      said.find("\"device\":\"strict\",\"deterministic\":false,\"fused_kernels\":true}, this is"),
+      std::string::npos)
       << said;
-  EXPECT_TRUE(said.ends_with("\"device\":\"strict\"}")) << said;
+  EXPECT_TRUE(said.ends_with("\"device\":\"strict\",\"fused_kernels\":true}")) << said;
 }
 
 INSTANTIATE_TEST_SUITE_P(In, StrictKind,
