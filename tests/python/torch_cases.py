@@ -28,6 +28,7 @@ FAMILIES = {
     "olmo2": BASE,
     "mixtral": {**BASE, "num_local_experts": 4},
 }
+LLAMA = {"family": "llama", "micro_batches": 4, "steps": 6, "seed": 7, "optimizer": "foreach"}  # the case of most tests on a device
 FREEZE_AT = 10
 
 

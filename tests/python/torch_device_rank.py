@@ -15,9 +15,9 @@ import strict_torch
 import torch_cases
 import torch_rank
 from dynmo.torch import clocks, stages
+from torch_cases import LLAMA
 from torch_ranks import is_whole, kill_here, make_pipe, refused, run_rank, train_step
 
-LLAMA = {"family": "llama", "micro_batches": 4, "steps": 6, "seed": 7, "optimizer": "foreach"}
 DIED = 3  # the step before which a rank ends
 
 

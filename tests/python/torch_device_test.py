@@ -8,26 +8,23 @@ import unittest
 import torch
 from safetensors.torch import load_file
 
-import torch_cases
 from drawn import drawn
-from torch_device_rank import LLAMA
+from torch_cases import LLAMA
 from torch_support import RankCase
 
 COMMON = {"device": "strict", "micro_batches": 4, "steps": 7, "clip": 1.0}  # layers move before steps 0, 3 and 6
 
 
 class DeviceCase(RankCase):
-    def assert_near_cpu(self, case, part, share):
-        """The losses, beside which each step has a norm."""
-        wanted = torch_cases.train_plainly({**case, "device": "cpu"})[2]
-        for found, of_cpu in zip(part["losses"][1::2], wanted[1::2], strict=True):
-            self.assertLess(abs(found - of_cpu), share * of_cpu, case)
-
     def compare(self, cases, ranks, share=1e-5, **options):
+        """Also with the CPU's losses, beside which each step has a norm."""
         super().compare(cases, ranks, **options)
-        for index, case in enumerate(cases):
-            self.assertGreaterEqual(len(set(torch.load(self.folder / f"rank-0-{index}.pt")["cuts"])), 2)
-            self.assert_near_cpu(case, torch.load(self.folder / f"rank-0-{index}.pt"), share)
+        of_cpu = self.train_plainly([{**case, "device": "cpu"} for case in cases])
+        for index, (case, wanted) in enumerate(zip(cases, of_cpu, strict=True)):
+            part = torch.load(self.folder / f"rank-0-{index}.pt")
+            self.assertGreaterEqual(len(set(part["cuts"])), 2)
+            for found, loss in zip(part["losses"][1::2], wanted["losses"][1::2], strict=True):
+                self.assertLess(abs(found - loss), share * loss, case)
 
     def run_task(self, ranks, task):
         self.run_ranks(ranks, "torch_device_rank.py", task, self.folder)
@@ -72,14 +69,14 @@ class Ways(DeviceCase):
 
     def test_checkpoints_go_to_the_cpu_and_back(self):
         self.run_task(2, "checkpoints")
-        model, _, wanted = torch_cases.train_plainly({**LLAMA, "scheduled": False})
+        [plain] = self.train_plainly([{**LLAMA, "scheduled": False}])
         for rank in range(2):
             found = json.loads((self.folder / f"losses-{rank}.json").read_text())
-            for loss, of_cpu in zip(found, wanted, strict=True):
+            for loss, of_cpu in zip(found, plain["losses"], strict=True):
                 self.assertLess(abs(loss - of_cpu), 1e-5 * of_cpu)
         weights = load_file(self.folder / "weights" / "model.safetensors")
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-3, atol=1e-4)
+        for name, value in plain["weights"].items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4)
 
     def test_dropout_does_not_depend_on_the_cut(self):
         for ranks in (2, 3):

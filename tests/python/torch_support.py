@@ -75,6 +75,7 @@ def start(script, *words, variables, **options):
     sys.stdout.flush()
     sys.stderr.flush()
     return subprocess.Popen([sys.executable, script], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            restore_signals=False,  # Python ignores SIGPIPE, and a fork is Python from the start
                             preexec_fn=functools.partial(become, HERE / script, list(map(str, words)), variables), **options)
 
 
@@ -115,16 +116,22 @@ class RankCase(unittest.TestCase):
         said = [process.communicate(timeout=timeout)[0] for process in processes]
         self.assertEqual([process.returncode for process in processes], [0] * ranks, "\n".join(text[-1500:] for text in said))
 
+    def train_plainly(self, cases):
+        """What torch_cases.result_of() has of each case; in a process, since a fork of one that has computed gradients cannot do so."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        torch.save(cases, folder / "cases.pt")
+        plain = start("torch_cases.py", folder, variables={})
+        said, _ = plain.communicate(timeout=400)
+        self.assertEqual(plain.returncode, 0, said[-3000:])
+        return [torch.load(folder / f"plain-{index}.pt") for index in range(len(cases))]
+
     def compare(self, cases, ranks, script="torch_rank.py", **options):
         """Trains cases on ranks and plainly; counts tensors that differ, in each replica."""
         torch.save(cases, self.folder / "cases.pt")
-        plain = start("torch_cases.py", self.folder, variables={})
-        said, _ = plain.communicate(timeout=400)
-        self.assertEqual(plain.returncode, 0, said[-3000:])
+        plain = self.train_plainly(cases)
         self.run_ranks(ranks, script, self.folder, **options)
-        for index, case in enumerate(cases):
+        for index, (case, wanted) in enumerate(zip(cases, plain, strict=True)):
             with self.subTest(**case):
-                wanted = torch.load(self.folder / f"plain-{index}.pt")
                 parts = [torch.load(self.folder / f"rank-{rank}-{index}.pt") for rank in range(ranks)]
                 self.assertEqual([part["cuts"] for part in parts], [parts[0]["cuts"]] * ranks)
                 size = ranks // case.get("reload", case).get("replicas", 1)
