@@ -73,6 +73,33 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
           .arguments = {written(gate_NF), written(up_NF), written(product_NF), gate_NF.numel()}});
 }
 
+NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,
+                           const at::Tensor& inverse_N1, const at::Tensor& weight_D,
+                           InputGradient wanted, const at::Tensor& residual_ND) {
+  constexpr std::int64_t kRows = 32;  // that a part of the weight's gradient sums
+  const std::int64_t rows = x_ND.size(0);
+  const std::int64_t width = x_ND.size(1);
+  const at::Tensor parts =
+      at::empty({(rows + kRows - 1) / kRows, width}, x_ND.options().dtype(at::kFloat));
+  if (parts.numel() > 0) {
+    launch({.kernel = of_type(x_ND, "norm_weight_gradient_float", "norm_weight_gradient_bf16"),
+            .device = x_ND.device(),
+            .blocks = blocks_for(parts.numel(), 1),
+            .arguments = {read(gradient_ND), read(x_ND), read(inverse_N1), written(parts), rows,
+                          width}});
+  }
+  NormGradient gradient{.x_ND = {}, .weight_D = parts.sum(0)};
+  if (wanted == InputGradient::kNotWanted) return gradient;
+  gradient.x_ND = at::empty_like(x_ND);
+  if (x_ND.numel() == 0) return gradient;
+  launch({.kernel = of_type(x_ND, "norm_gradient_float", "norm_gradient_bf16"),
+          .device = x_ND.device(),
+          .blocks = rows,
+          .arguments = {read(gradient_ND), read(x_ND), read(inverse_N1), read(weight_D),
+                        read(residual_ND), written(gradient.x_ND), static_cast<int>(width)}});
+  return gradient;
+}
+
 at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N, std::int64_t tokens) {
   check_row(scores_NV, targets_N);
   at::Tensor losses_N = at::empty({scores_NV.size(0)}, scores_NV.options().dtype(at::kDouble));

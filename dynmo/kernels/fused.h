@@ -3,7 +3,8 @@
 
 // Operations of layers by the kernels of device/kernels.cu. Each is one kernel, while a composition
 // (generic.h) passes over memory three to nine times. Arguments and results are those of
-// operations.h, with the CPU's bits. Only the sum of a row in cross_entropy() has another order.
+// operations.h, with the CPU's bits. Only sums over a row, and over the rows for the weight of a
+// norm, have another order.
 //
 // Requires serves() for the tensors of a call, all on one device. No call waits for the device.
 
@@ -23,6 +24,10 @@ namespace dynmo::kernels::fused {
 
 [[nodiscard]] at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF);
 void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
+
+[[nodiscard]] NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,
+                                         const at::Tensor& inverse_N1, const at::Tensor& weight_D,
+                                         InputGradient wanted, const at::Tensor& residual_ND);
 
 // Like cross_entropy() of operations.h, but returns NaN if a target is outside the vocabulary.
 [[nodiscard]] at::Tensor cross_entropy(at::Tensor& scores_NV, const at::Tensor& targets_N,

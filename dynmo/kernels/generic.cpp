@@ -40,36 +40,25 @@ Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& 
 bool has_fused_norm(const Tensor& x_ND, const Tensor& weight_D) {
   return x_ND.scalar_type() == weight_D.scalar_type() && has_kernel("aten::_fused_rms_norm", x_ND);
 }
+// In bf16 the kernel would round the weight's gradient before micro-batches are summed, and that of
+// x before the residual is added. Then losses leave the CPU's by more than roundings do.
 bool has_fused_norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND,
                              const Tensor& weight_D) {
-  return x_ND.scalar_type() == weight_D.scalar_type() &&
+  return x_ND.scalar_type() == accumulation_type(x_ND.scalar_type()) &&
+         x_ND.scalar_type() == weight_D.scalar_type() &&
          x_ND.scalar_type() == gradient_ND.scalar_type() &&
          has_kernel("aten::_fused_rms_norm_backward", x_ND);
 }
 
-// dy * x * inverse, in the statistics type: its sum over the rows is the weight's gradient.
-Tensor norm_products(const Tensor& gradient_ND, const Tensor& x_ND, const Tensor& inverse_N1) {
-  return (x_ND * inverse_N1).mul_(gradient_ND);
-}
-
 // Returns the gradients by libtorch's kernel.
-//
-// The kernel rounds the weight's gradient to the weight's type. Its fp32 is as wanted. A bf16 one
-// would lose what the sum has in fp32, so this sum stays an operation of its own. Costs are reads
-// and writes of an element, in units of 2 bytes. The kernel takes 3, the residual 3 and the sum 10.
-// The formula takes 24. The kernel on fp32 copies gives both gradients, and takes 20.
 NormGradient fused_norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND,
                                  const Tensor& inverse_N1, const Tensor& weight_D,
                                  InputGradient wanted, const Tensor& residual_ND) {
-  const bool sums = accumulation_type(weight_D.scalar_type()) == weight_D.scalar_type();
   const bool of_x = wanted == InputGradient::kWanted;
   NormGradient gradient;
-  if (sums || of_x) {
-    std::tie(gradient.x_ND, gradient.weight_D) =
-        at::_fused_rms_norm_backward(gradient_ND, x_ND, {x_ND.size(1)}, inverse_N1, weight_D,
-                                     /*output_mask=*/{of_x, sums});
-  }
-  if (!sums) gradient.weight_D = norm_products(gradient_ND, x_ND, inverse_N1).sum(0);
+  std::tie(gradient.x_ND, gradient.weight_D) =
+      at::_fused_rms_norm_backward(gradient_ND, x_ND, {x_ND.size(1)}, inverse_N1, weight_D,
+                                   /*output_mask=*/{of_x, true});
   if (of_x && residual_ND.defined()) gradient.x_ND.add_(residual_ND);
   return gradient;
 }
@@ -139,7 +128,7 @@ NormGradient norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND, const 
   if (has_fused_norm_gradient(gradient_ND, x_ND, weight_D)) {
     return fused_norm_gradient(gradient_ND, x_ND, inverse_N1, weight_D, wanted, residual_ND);
   }
-  const Tensor product_ND = norm_products(gradient_ND, x_ND, inverse_N1);
+  const Tensor product_ND = (x_ND * inverse_N1).mul_(gradient_ND);
   NormGradient gradient{.x_ND = {}, .weight_D = product_ND.sum(0)};
   if (wanted == InputGradient::kNotWanted) return gradient;
   const Tensor wide_D = wide(weight_D);

@@ -149,7 +149,13 @@ NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND
                            InputGradient wanted, const at::Tensor& residual_ND) {
   DYNMO_CHECK(gradient_ND.is_contiguous(), "a contiguous gradient");
   if (!x_ND.is_cpu()) {
-    return generic::norm_gradient(gradient_ND, x_ND, inverse_N1, weight_D, wanted, residual_ND);
+    const bool typed = gradient_ND.scalar_type() == x_ND.scalar_type() &&
+                       weight_D.scalar_type() == x_ND.scalar_type() &&
+                       (!residual_ND.defined() || residual_ND.scalar_type() == x_ND.scalar_type());
+    return typed && fused::serves(x_ND, {gradient_ND, inverse_N1, weight_D, residual_ND})
+               ? fused::norm_gradient(gradient_ND, x_ND, inverse_N1, weight_D, wanted, residual_ND)
+               : generic::norm_gradient(gradient_ND, x_ND, inverse_N1, weight_D, wanted,
+                                        residual_ND);
   }
   const at::Tensor residual = residual_ND.defined() ? residual_ND.contiguous() : residual_ND;
   const auto wide = x_ND.options().dtype(accumulation_type(x_ND.scalar_type()));

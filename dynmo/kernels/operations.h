@@ -40,8 +40,7 @@ struct Normed {
 [[nodiscard]] at::Tensor normed_again(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                                       const at::Tensor& weight_D, double epsilon);
 struct NormGradient {
-  // In x's type. Undefined if it is not wanted. The CPU rounds it once. A device may round it
-  // before it adds the residual, too.
+  // In x's type, rounded once. Undefined if it is not wanted.
   at::Tensor x_ND;
   at::Tensor weight_D;  // in accumulation_type
 };

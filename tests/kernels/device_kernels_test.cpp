@@ -87,6 +87,27 @@ TEST_P(DeviceKernels, RotationIsThatOfTheLoopsAndUndoesItself) {
   }
 }
 
+TEST_P(DeviceKernels, NormGradientIsThatOfTheLoops) {
+  for (const std::int64_t width : {std::int64_t{2048}, std::int64_t{45}}) {
+    const at::Tensor x = random({70, width}, 1);
+    const at::Tensor weight = random({width}, 2);
+    const at::Tensor gradient = random({70, width}, 3);
+    const at::Tensor inverse = rms_norm(x, weight, 1e-5).inverse_N1;
+    for (const at::Tensor& residual : {at::Tensor(), random({70, width}, 4)}) {
+      const NormGradient given =
+          fused::norm_gradient(gradient, x, inverse, weight, InputGradient::kWanted, residual);
+      const NormGradient expected =
+          norm_gradient(gradient, x, inverse, weight, InputGradient::kWanted, residual);
+      EXPECT_LT(distance_of(given.x_ND, expected.x_ND), tolerance()) << width;
+      EXPECT_EQ(given.weight_D.scalar_type(), at::kFloat);
+      EXPECT_LT(distance_of(given.weight_D, expected.weight_D), 1e-6) << width;
+    }
+    const NormGradient of_weight =
+        fused::norm_gradient(gradient, x, inverse, weight, InputGradient::kNotWanted, {});
+    EXPECT_FALSE(of_weight.x_ND.defined());
+  }
+}
+
 TEST_P(DeviceKernels, LossProbabilitiesAndGradientAreThoseOfTheLoops) {
   for (const std::int64_t width : {std::int64_t{2048}, std::int64_t{1000}, std::int64_t{5}}) {
     const at::Tensor scores = random({6, width}, 5).mul(6);
@@ -214,8 +235,10 @@ TEST_F(Nvrtc, CompilesAllKernelsForThreeDevices) {
         << architecture;
     for (const char* kernel :
          {"swiglu_float", "swiglu_bf16", "swiglu_gradient_float", "swiglu_gradient_bf16",
-          "rotate_float", "rotate_bf16", "cross_entropy_float", "cross_entropy_bf16",
-          "cross_entropy_gradient_float", "cross_entropy_gradient_bf16", "keep_mask", "adamw"}) {
+          "rotate_float", "rotate_bf16", "norm_gradient_float", "norm_gradient_bf16",
+          "norm_weight_gradient_float", "norm_weight_gradient_bf16", "cross_entropy_float",
+          "cross_entropy_bf16", "cross_entropy_gradient_float", "cross_entropy_gradient_bf16",
+          "keep_mask", "adamw"}) {
       EXPECT_NE(cubin->find(std::string(".text.") + kernel), std::string::npos)
           << architecture << " " << kernel;
     }

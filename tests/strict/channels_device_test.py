@@ -19,6 +19,7 @@ def channels(how="1", **more):
 
 class ChannelsOnDevice(SurvivalCase):
     STEPS = 60
+    KILLS_BEFORE = 30  # a step takes 5 ms, and the run must not end before the kill
     # A rank that hangs ends after timeout_s, and with it the test.
     SETTINGS = ("run.device=strict", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=25", "checkpoint.keep=1000",
                 "pipeline.timeout_s=20", "freezing.enabled=true", "freezing.start=0.1", "freezing.end=0.6", "model.hidden=16",

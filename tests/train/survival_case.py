@@ -17,6 +17,8 @@ SEED = 22
 class SurvivalCase(ElasticCase):
     """A subclass gives SETTINGS of a run of STEPS steps."""
 
+    KILLS_BEFORE = 60  # the first step at which no rank is killed any more, of each 60
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -106,5 +108,5 @@ class SurvivalCase(ElasticCase):
         """A run of which these ranks are killed at drawn steps, from the step `first` on. Its output."""
         process = self.spawn(self.command("-n", str(ranks), run=run, extra=(*self.SETTINGS, *extra)))
         for turn, number in enumerate(kills):
-            self.kill(run, process, number, 60 * turn + self.draw.randrange(first, 60), how)
+            self.kill(run, process, number, 60 * turn + self.draw.randrange(first, self.KILLS_BEFORE), how)
         return self.ended(process)

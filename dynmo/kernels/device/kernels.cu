@@ -188,6 +188,99 @@ DYNMO_INLINE void read_row(const E* row, int width, int thread, Function functio
   }
 }
 
+// Sets the gradient of the block's row of rms_norm(), plus `residual`, if it is not null. It is
+// rounded once. With u = x * inverse: dx = inverse * (dy * w - u * mean_D(dy * w * u)).
+template <typename E>
+DYNMO_INLINE void norm_gradient(const E* gradient, const E* x, const float* inverse,
+                                const E* weight, const E* residual, E* x_gradient, int width) {
+  SHARED float parts[kThreads];
+  const long long first = BLOCK * width;
+  const float scale = inverse[BLOCK];
+  const bool packed = width % kPack<E> == 0;
+  PHASE(thread) {
+    float sum = 0.0F;
+    if (packed) {
+      for (int p = thread; p < width / kPack<E>; p += kThreads) {
+        const Pack<E> dy = pack(gradient + first, p);
+        const Pack<E> row = pack(x + first, p);
+        const Pack<E> w = pack(weight, p);
+        for (int i = 0; i < kPack<E>; ++i) {
+          sum += wide(dy.at[i]) * wide(w.at[i]) * (wide(row.at[i]) * scale);
+        }
+      }
+    } else {
+      for (int d = thread; d < width; d += kThreads) {
+        sum += wide(gradient[first + d]) * wide(weight[d]) * (wide(x[first + d]) * scale);
+      }
+    }
+    parts[thread] = sum;
+  }
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    PHASE(thread) {
+      if (thread < half) parts[thread] += parts[thread + half];
+    }
+  }
+  const float mean = parts[0] / static_cast<float>(width);
+  const auto slope = [scale, mean](E dy, E w, E row) {
+    return scale * (wide(dy) * wide(w) - wide(row) * scale * mean);
+  };
+  PHASE(thread) {
+    if (packed) {
+      for (int p = thread; p < width / kPack<E>; p += kThreads) {
+        const Pack<E> dy = pack(gradient + first, p);
+        const Pack<E> row = pack(x + first, p);
+        const Pack<E> w = pack(weight, p);
+        Pack<E> added = {};
+        if (residual != nullptr) added = pack(residual + first, p);
+        Pack<E> result;
+        for (int i = 0; i < kPack<E>; ++i) {
+          round_to(result.at[i], slope(dy.at[i], w.at[i], row.at[i]) + wide(added.at[i]));
+        }
+        pack(x_gradient + first, p) = result;
+      }
+    } else {
+      for (int d = thread; d < width; d += kThreads) {
+        const float added = residual != nullptr ? wide(residual[first + d]) : 0.0F;
+        round_to(x_gradient[first + d],
+                 slope(gradient[first + d], weight[d], x[first + d]) + added);
+      }
+    }
+  }
+}
+KERNEL norm_gradient_float(const float* gradient, const float* x, const float* inverse,
+                           const float* weight, const float* residual, float* x_gradient,
+                           int width) {
+  norm_gradient(gradient, x, inverse, weight, residual, x_gradient, width);
+}
+KERNEL norm_gradient_bf16(const Bf16* gradient, const Bf16* x, const float* inverse,
+                          const Bf16* weight, const Bf16* residual, Bf16* x_gradient, int width) {
+  norm_gradient(gradient, x, inverse, weight, residual, x_gradient, width);
+}
+
+// Sums the gradient of the weight of rms_norm() over each 32 rows. `parts` is [ceil(N / 32), D].
+template <typename E>
+DYNMO_INLINE void norm_weight_gradient(const E* gradient, const E* x, const float* inverse,
+                                       float* parts, long long rows, long long width) {
+  constexpr long long kRows = 32;
+  EACH(place, (rows + kRows - 1) / kRows * width) {
+    const long long first = place / width * kRows;
+    const long long d = place % width;
+    float sum = 0.0F;
+    for (long long n = first; n < rows && n < first + kRows; ++n) {
+      sum += wide(gradient[n * width + d]) * (wide(x[n * width + d]) * inverse[n]);
+    }
+    parts[place] = sum;
+  }
+}
+KERNEL norm_weight_gradient_float(const float* gradient, const float* x, const float* inverse,
+                                  float* parts, long long rows, long long width) {
+  norm_weight_gradient(gradient, x, inverse, parts, rows, width);
+}
+KERNEL norm_weight_gradient_bf16(const Bf16* gradient, const Bf16* x, const float* inverse,
+                                 float* parts, long long rows, long long width) {
+  norm_weight_gradient(gradient, x, inverse, parts, rows, width);
+}
+
 // The maximum of some scores, and the sum of their e^(score - highest).
 struct Exponentials {
   float highest;
