@@ -85,10 +85,12 @@ std::string fault_of(const std::function<void()>& work) {
 }
 
 TEST_F(StrictChannels, AReceiveThatIsReadTooEarlyIsFound) {
-  on_a_channel([](ChannelTransport& channels, Transport& group) {
+  std::atomic<bool> is_read = false;
+  on_a_channel([&is_read](ChannelTransport& channels, Transport& group) {
     if (group.rank() == Member(0)) {
       const at::Tensor sent = on_device(4);
       EXPECT_TRUE(channels.send(Member(1), 3, device_bytes(sent))->wait());
+      until([&is_read] { return is_read.load(); });  // close() waits, and threads share a clock
       EXPECT_TRUE(channels.close());
       return;
     }
@@ -98,6 +100,7 @@ TEST_F(StrictChannels, AReceiveThatIsReadTooEarlyIsFound) {
                 static_cast<void>(received.add(1));
               }).find("reads memory that receive of stream"),
               std::string::npos);
+    is_read = true;
     EXPECT_TRUE(operation->wait());
     EXPECT_EQ(received.sum().item<float>(), 4.0F * kNumbers);
     EXPECT_TRUE(channels.close());
@@ -105,10 +108,12 @@ TEST_F(StrictChannels, AReceiveThatIsReadTooEarlyIsFound) {
 }
 
 TEST_F(StrictChannels, ABufferThatIsWrittenWhileItIsSentIsFound) {
-  on_a_channel([](ChannelTransport& channels, Transport& group) {
+  std::atomic<bool> is_written = false;
+  on_a_channel([&is_written](ChannelTransport& channels, Transport& group) {
     if (group.rank() == Member(1)) {
       const at::Tensor received = on_device(0);
       EXPECT_TRUE(channels.receive(Member(0), 3, device_bytes(received))->wait());
+      until([&is_written] { return is_written.load(); });
       EXPECT_TRUE(channels.close());
       return;
     }
@@ -116,6 +121,7 @@ TEST_F(StrictChannels, ABufferThatIsWrittenWhileItIsSentIsFound) {
     const auto operation = channels.send(Member(1), 3, device_bytes(sent));
     EXPECT_NE(fault_of([&] { sent.fill_(1); }).find("writes memory that send of stream"),
               std::string::npos);
+    is_written = true;
     EXPECT_TRUE(operation->wait());
     sent.fill_(1);
     EXPECT_TRUE(channels.close());
