@@ -100,6 +100,16 @@ Expected<ValidOptions> options_in_run(const elastic::ControlEndpoint& where,
   return validated(std::move(options));
 }
 
+// Checks that the device of a newcomer has the kernels that the run's ranks compute with.
+Expected<void> check_kernels(const ResolvedRun& run) {
+  const std::string& why = run.options().rank_device.no_kernels;
+  if (why.empty() || !run.config().run.fused_kernels) return {};
+  return make_error(ErrorCode::kBadInput,
+                    "the ranks of the run compute with kernels of their own, and this one cannot: "
+                    "{}: wanted the same kernels, or a run with run.fused_kernels = false",
+                    why);
+}
+
 // Waits until the run gives it a place, with any leader: `where` follows the leader.
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
                                   const Reporter& reporter, elastic::ControlEndpoint& where,
@@ -164,6 +174,7 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
                  stand_by(join, request, process.reporter, where, leader));
     // Numbers go on where the launcher's end, so that newcomers share out the devices of a host.
     DYNMO_TRY(open_rank_device(run, launched ? (*environment)->local_rank : place.member));
+    DYNMO_TRY(check_kernels(run));
     // Before, it may just end. From here on others count on it: those that take it as a rank would
     // lose it before it has heard so.
     leave_on_sigterm();

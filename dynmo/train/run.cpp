@@ -32,6 +32,7 @@ Expected<ResolvedRun> prepare(transport::Transport& transport, const ValidOption
     DYNMO_TRY(run.set(measured));
   }
   DYNMO_TRY(check_same_settings(transport, run));
+  DYNMO_TRY(agree_on_kernels(transport, run));
   DYNMO_TRY(check_folder_is_free(options));
   if (transport.rank() == transport::Member(0)) {
     DYNMO_ASSIGN(const bool removed, remove_earlier_run(options));

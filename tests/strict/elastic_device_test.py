@@ -5,6 +5,7 @@ DYNMO is a dynmo that has the device in its table, DYNMO_DEVICE its name, strict
 """
 import os
 import unittest
+from unittest import mock
 
 from elastic_case import events
 from survival_case import SurvivalCase
@@ -30,6 +31,25 @@ class ElasticOnDevice(SurvivalCase):
         self.assertIn("joined as rank 3", self.ended(joiner))
         self.assertEqual([len(event["ranks"]) for event in events(self.folder / "sizes", "size")], [2, 3])
         self.assert_as_twin("sizes", "twin")
+
+    def test_ranks_without_kernels_of_our_own_make_all_compute_without(self):
+        """Bits depend on kernels. So neither some ranks nor a newcomer may compute with others."""
+        with mock.patch.dict(os.environ, DYNMO_STRICT_NO_KERNELS="1"):
+            mixed = self.start("mixed", 2)
+            output = self.ended(mixed)
+        self.assertIn("kernels  PyTorch's, none of our own: rank 1: the strict device has none", output)
+        self.assertIn("fused_kernels = false", (self.folder / "mixed/config.toml").read_text())
+        self.twin("without", 2, "run.fused_kernels=false")
+        self.assert_as_twin("mixed", "without")
+
+    def test_a_newcomer_without_kernels_of_our_own_is_refused(self):
+        process = self.start("joined", 2)
+        with mock.patch.dict(os.environ, DYNMO_STRICT_NO_KERNELS="new"):
+            refused = self.join("joined")
+        output = self.ended(refused, 2)
+        self.assertIn("this one cannot: the strict device has none: wanted", output)
+        self.ended(process)
+        self.assert_as_twin("joined", "twin")
 
     def test_a_leader_that_is_killed_changes_no_bit(self):
         output = self.hunted("killed", 3, [0], first=5)

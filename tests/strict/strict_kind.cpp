@@ -39,6 +39,16 @@ Bytes memory_of_this(at::Device) {
   return bytes == nullptr ? cost::kUnlimitedMemory : Bytes{std::atoll(bytes)};
 }
 
+// DYNMO_STRICT_NO_KERNELS: the rank of a launcher whose device has no kernels, or "new": those that
+// no launcher has started.
+std::string why_not_this(at::Device) {
+  const char* const without = std::getenv("DYNMO_STRICT_NO_KERNELS");
+  const char* const rank = std::getenv("RANK");
+  const bool has =
+      without == nullptr || std::string_view(rank == nullptr ? "new" : rank) != without;
+  return has ? "" : "the strict device has none";
+}
+
 void launch_this(const kernels::device::Call& call) {
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
@@ -77,9 +87,8 @@ Expected<c10d::NcclTransport> connect_this(c10d::Group& group, const c10d::Group
 }
 
 const bool kAdded = [] {
-  kernels::device::set_launcher(
-      at::kPrivateUse1,
-      {.why_not = [](at::Device) { return std::string(); }, .launch = &launch_this});
+  kernels::device::set_launcher(at::kPrivateUse1,
+                                {.why_not = &why_not_this, .launch = &launch_this});
   c10d::add_device_kind({.name = "strict",
                          .type = at::kPrivateUse1,
                          .load = &load_this,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dynmo/kernels/device/launcher.h"
 #include "dynmo/train/setup/start.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
@@ -44,6 +45,21 @@ Expected<void> check_same_settings(transport::Transport& transport, const Resolv
                       rank, here == given.end() ? "" : *here, there == wanted.end() ? "" : *there);
   }
   return {};
+}
+
+Expected<void> agree_on_kernels(transport::Transport& transport, ResolvedRun& run) {
+  if (!on_device(run.config()) || !run.config().run.fused_kernels) return {};
+  TrainOptions::RankDevice device = run.options().rank_device;
+  DYNMO_ASSIGN(
+      const auto reasons,
+      transport::gather_texts(transport, transport::control_tag(transport::Control::kSettings),
+                              device.no_kernels));
+  const auto first = std::ranges::find_if(reasons, [](const auto& why) { return !why.empty(); });
+  if (first == reasons.end()) return {};
+  kernels::device::use_kernels(false);
+  device.no_kernels = fmt::format("rank {}: {}", first - reasons.begin(), *first);
+  run.use(std::move(device));
+  return run.set(std::vector<std::string>{"run.fused_kernels=false"});
 }
 
 }  // namespace dynmo::train

@@ -29,6 +29,11 @@ namespace dynmo::train {
 [[nodiscard]] Expected<void> check_same_settings(transport::Transport& transport,
                                                  const ResolvedRun& run);
 
+// Lets all ranks compute with the same kernels, since the bits of a training depend on them. All
+// ranks call it before they train together. If a device has no kernels of our own, all ranks use
+// PyTorch's: run.fused_kernels becomes false. start_lines() say why.
+[[nodiscard]] Expected<void> agree_on_kernels(transport::Transport& transport, ResolvedRun& run);
+
 struct Start {
   std::optional<Restored> restored;  // none: a new training
   FirstPlan first;
