@@ -22,12 +22,12 @@
 namespace dynmo::model {
 namespace {
 
-constexpr std::int64_t kPart = 1 << 12;  // elements that are rounded while they are in the cache
+constexpr std::int64_t kPart = 1 << 12;  // elements of a part, which stays in the cache
 
 using kernels::device::AdamWFactors;
 
-// Returns the factors of one step's update, which are those of all elements of a layer, but for
-// decay.
+// Returns the factors of one step's update. They are the same for all elements of a layer, except
+// for the decay.
 AdamWFactors factors_of(std::int64_t step, const AdamWOptions& options, double scale) {
   const auto count = static_cast<double>(step);
   return {.gradient = static_cast<float>(scale),
@@ -47,10 +47,9 @@ struct Elements {
   float* second;
 };
 
-// Updates in one pass over memory. Scaling, libtorch's fused AdamW and zeroing are three passes,
-// and give the same bits (in its build for AVX-512). This file is compiled without contraction
-// (CMakeLists.txt): only the products written here are fused with a sum, and they are with any
-// instruction set.
+// Updates in one pass over memory. Gives the same bits as scaling, libtorch's fused AdamW (built
+// for AVX-512) and zeroing, which are three passes. This file is compiled without contraction
+// (CMakeLists.txt). So every instruction set fuses a product and a sum only where the code says so.
 DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t begin,
                                                 std::int64_t end, const AdamWFactors& factors) {
   float* __restrict value = at.value;
@@ -70,8 +69,8 @@ DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t
   }
 }
 
-// Updates by libtorch, in three passes: in fp64, which is for tests of whole models, and on
-// devices without kernels of our own.
+// Updates by libtorch, in three passes. Used for fp64 (tests of whole models) and for devices
+// without kernels of our own.
 void update_by_libtorch(Parameter& parameter, std::int64_t step, const AdamWOptions& options,
                         double scale) {
   const at::NoGradGuard no_graph;
@@ -87,7 +86,7 @@ void update_by_libtorch(Parameter& parameter, std::int64_t step, const AdamWOpti
   if (parameter.compute_copy.defined()) parameter.compute_copy.copy_(parameter.value);
 }
 
-// To nearest, ties to even, as libtorch rounds.
+// Rounds to the nearest bf16, ties to even, as libtorch does.
 DYNMO_EACH_INSTRUCTION_SET void round_elements(const float* __restrict value,
                                                std::uint16_t* __restrict rounded,
                                                std::int64_t begin, std::int64_t end) {
@@ -98,7 +97,7 @@ DYNMO_EACH_INSTRUCTION_SET void round_elements(const float* __restrict value,
   }
 }
 
-// Eight running sums, added up at the end: vectors without giving up a fixed order.
+// Adds in eight running sums, so that vectors can be used and the order is fixed.
 template <typename Scalar>
 double sum_of_squares(std::span<const Scalar> values) {
   std::array<double, 8> sums{};

@@ -23,7 +23,7 @@ namespace dynmo::model {
 class AttentionPattern {
  public:
   virtual ~AttentionPattern() = default;
-  // Returns whether the keys are the queries with norm 1. The layer then has no projection of keys.
+  // Returns whether each key is its query, scaled to norm 1. The layer then projects no keys.
   [[nodiscard]] virtual bool shares_keys() const = 0;
   // Chooses rows of the queries, which are not rotated yet. The result is a function of the
   // arguments. For a token it depends on that token and earlier ones alone.
@@ -50,7 +50,7 @@ enum PatternFigure { kPairs, kCausalPairs, kPatternFigures };
   const std::int64_t tokens = q_BTHK.size(1);
   return static_cast<double>(q_BTHK.size(0) * q_BTHK.size(2) * (tokens * (tokens + 1) / 2));
 }
-// Waits for the device, if q is on one.
+// Returns the pairs of a selection, and all causal pairs. Waits for the device, if q is on one.
 [[nodiscard]] inline std::vector<double> pattern_figures_of(const at::Tensor& q_BTHK,
                                                             const kernels::Selection& selection) {
   return {static_cast<double>(kernels::pairs_of(q_BTHK, selection)), causal_pairs_of(q_BTHK)};

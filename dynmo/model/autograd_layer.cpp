@@ -14,12 +14,12 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// From forward() to input_gradient() it holds the graph, by the edges of its outputs, so that the
-// caller alone owns the outputs. From then to weight_gradient() it holds the gradients.
+// Holds the graph from forward() to input_gradient(), by the edges of its outputs, so that the
+// outputs themselves belong to the caller. Then holds the gradients until weight_gradient().
 struct Graph final : Stash {
   at::Tensor input;                    // alias of the caller's, a leaf of the graph
   std::vector<at::Tensor> parameters;  // aliases of the state's, leaves of the graph
-  autograd::Edge hidden;               // invalid: nothing in the graph wants its gradient
+  autograd::Edge hidden;               // invalid if the output needs no gradient
   autograd::Edge loss;
   at::Tensor loss_gradient;           // the context's loss_weight, of the loss's type
   std::vector<at::Tensor> gradients;  // of the parameters; undefined: not used by the function
@@ -37,7 +37,7 @@ at::Tensor leaf(const at::Tensor& tensor, bool requires_grad) {
   return tensor.detach().set_requires_grad(requires_grad);
 }
 
-// The edge through which a gradient enters the graph; leaves `tensor` without the graph.
+// Returns the edge through which a gradient enters the graph, and detaches `tensor` from the graph.
 autograd::Edge edge_of(at::Tensor& tensor) {
   autograd::Edge edge;
   if (!tensor.defined()) return edge;
@@ -92,7 +92,7 @@ class AutogradLayer final : public Layer {
     DYNMO_CHECK(graph.phase == Graph::Phase::kForward, "{}: input_gradient once per stash", name_);
     graph.phase = Graph::Phase::kInputDone;
     const bool of_input = wanted == InputGradient::kWanted && graph.input.defined();
-    // Layers that are frozen between forward and here no longer want theirs.
+    // A layer may have been frozen since forward. It then needs no gradients of parameters.
     const bool of_parameters = !state.frozen && !graph.parameters.empty();
     std::vector<at::Tensor> gradients =
         differentiate(graph, output_gradient, of_input, of_parameters);
@@ -131,8 +131,8 @@ class AutogradLayer final : public Layer {
     return output;
   }
 
-  // Gradients of [input], [parameters...]; runs on the calling thread and frees what the graph
-  // saved.
+  // Returns the gradients of [input], [parameters...]. Runs on the calling thread, and frees the
+  // graph's saved tensors.
   static std::vector<at::Tensor> differentiate(const Graph& graph,
                                                const at::Tensor& output_gradient, bool of_input,
                                                bool of_parameters) {

@@ -15,7 +15,8 @@
 #include "dynmo/kernels/fused.h"
 #include "dynmo/kernels/generic.h"
 
-// The same integer code for wider vectors, chosen when the program is loaded: same words on all.
+// Compiles the same integer code for wider vectors too. The widest is chosen at load time, and all
+// give the same words.
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define DYNMO_VECTOR_CLONES \
@@ -85,7 +86,8 @@ at::Tensor keep_mask(const at::Tensor& like, double p, std::uint64_t key) {
   return mask;
 }
 
-// Keeps one byte an element for backward, instead of the four or eight of a product's operand.
+// Saves one byte for each element for the backward pass, where a product would save an operand of 4
+// or 8.
 struct Masked : autograd::Function<Masked> {
   static at::Tensor forward(autograd::AutogradContext* saved, const at::Tensor& input,
                             const at::Tensor& mask, double p) {

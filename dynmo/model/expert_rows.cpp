@@ -16,9 +16,9 @@
 namespace dynmo::model {
 namespace {
 
-constexpr std::int64_t kTokensAtOnce = 64;  // that a thread takes
+constexpr std::int64_t kTokensAtOnce = 64;  // in one task of a thread
 
-// Where the row of each place begins; null without rows.
+// Returns the address of the row of each place.
 template <typename Element>
 std::vector<Element*> row_starts(const std::vector<at::Tensor>& rows, const Routing& routing,
                                  std::int64_t width) {
@@ -105,7 +105,8 @@ at::Tensor in_wide(const at::Tensor& x) {
   return x.to(kernels::accumulation_type(x.scalar_type()));
 }
 
-// Adds slot after slot, so that the order of additions is the CPU's.
+// Returns the sum of each token's rows. Adds slot after slot, so that the order of additions is the
+// CPU's.
 at::Tensor sums_on_device(const at::Tensor& rows_AD, const Routing& routing,
                           const at::Tensor& like_ND, Gates gates) {
   const at::ScalarType wide = kernels::accumulation_type(like_ND.scalar_type());
@@ -114,7 +115,8 @@ at::Tensor sums_on_device(const at::Tensor& rows_AD, const Routing& routing,
   const at::Tensor wide_AD = in_wide(rows_AD);
   at::Tensor factors_NK = routing.places_NK.ge(0).to(wide);
   if (gates == Gates::kYes) factors_NK = factors_NK.mul_(routing.gates_NK);
-  // Place 0 stands for those that were dropped. Some token has it, since experts take one at least.
+  // Dropped slots (-1) read the row of place 0, times 0. It exists, because an expert takes at
+  // least one token.
   const at::Tensor places_NK = routing.places_NK.clamp_min(0);
   for (std::int64_t k = 0; k < places_NK.size(1); ++k) {
     sums_ND.addcmul_(wide_AD.index_select(0, places_NK.select(1, k)), factors_NK.narrow(1, k, 1));

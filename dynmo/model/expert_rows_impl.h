@@ -12,19 +12,20 @@
 
 namespace dynmo::model {
 
-// Returns the tokens of x by place.
+// Returns the rows of x that the experts get, [A, D]: by expert, then by token.
 [[nodiscard]] at::Tensor expert_rows(const at::Tensor& x_ND, const Routing& routing);
 
-// Returns the sum over a token's slots, in their order, of gate x row, or of the rows without
-// gates. `rows` are those of each expert, contiguous, or undefined if it has none. On a device they
-// are one tensor, by place. A token without rows gets 0. Sums of bf16 are fp32, rounded once.
+// Returns [N, D]: for each token the sum of its rows, in the order of its slots. With Gates::kYes
+// each row is first multiplied by its gate. `rows` has a tensor for each expert, undefined if it
+// has no row. On a device it has one tensor of all rows. A token without rows gets 0. Sums of bf16
+// are fp32, rounded once.
 enum class Gates { kYes, kNo };
 [[nodiscard]] at::Tensor summed_by_token(const std::vector<at::Tensor>& rows,
                                          const Routing& routing, const at::Tensor& like_ND,
                                          Gates gates);
 
-// Computes the gradient of the sum above, with gates. `rows` become the gradients of the rows.
-// Returns those of the gates, NK, which are 0 if there was no row.
+// Computes the gradients of the sum above with gates, given that of its result. Replaces each row
+// by its gradient. Returns the gradients of the gates, [N, K], which are 0 for slots without a row.
 [[nodiscard]] at::Tensor through_gates(std::vector<at::Tensor>& rows, const Routing& routing,
                                        const at::Tensor& gradient_ND);
 

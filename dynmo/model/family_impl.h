@@ -28,7 +28,7 @@ using Specs = std::vector<ParameterSpec>;
 [[nodiscard]] ParameterSpec block_matrix(std::string name, std::int64_t rows, std::int64_t columns,
                                          double init_std);
 
-// Returns a parameter of a layer with these units.
+// Returns `spec` with its `units` set.
 [[nodiscard]] ParameterSpec with_units(ParameterSpec spec, const UnitAxis& units);
 
 // Returns the standard deviation of the two projections into the residual stream (Radford et al.,

@@ -48,8 +48,9 @@ class ForwardingLayer : public Layer {
   std::shared_ptr<const Layer> inner_;
 };
 
-// Adds the figures of a decorator behind those of the layer inside. `later` may be undefined.
-// Behind later figures all are later ones.
+// Appends the figures of a decorator to those of the inner layer: first `figures`, then `later`,
+// which may be undefined. If the inner layer has later figures, all of the decorator's become later
+// figures.
 void add_figures(Output& output, const std::vector<double>& figures, const at::Tensor& later);
 
 }  // namespace dynmo::model

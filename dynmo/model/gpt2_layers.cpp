@@ -60,14 +60,15 @@ class Gpt2Embedding final : public HandWritten<SavedEmbedding> {
   Gpt2Config config_;
 };
 
-// Layer normalization (Ba et al., 2016) of x: what its gradient needs, in every stash below.
+// Holds what the gradient of a layer norm (Ba et al., 2016) of x needs. It is part of every stash
+// below.
 struct SavedNorm : Saved {
   Tensor x_ND;
   Tensor mean_N1;
   Tensor inverse_N1;                          // 1 / standard deviation
   Tensor weight_gradient_D, bias_gradient_D;  // from input_gradient on
 
-  // Returns the tensors of the norm behind `others`.
+  // Returns `others`, then the tensors of the norm.
   std::vector<Tensor> with_norm(std::vector<Tensor> others) const {
     others.insert(others.end(), {x_ND, mean_N1, inverse_N1, weight_gradient_D, bias_gradient_D});
     return others;
@@ -77,8 +78,8 @@ struct SavedNorm : Saved {
 // The first two parameters of every layer with a norm.
 enum { kNormWeight, kNormBias };
 
-// Weight or bias of the norm. On the CPU libtorch keeps the statistics in the type of these; on
-// CUDA it wants these in that of x, and keeps the statistics in fp32 by itself.
+// Returns the weight or bias of the norm. On the CPU libtorch keeps the statistics in their type.
+// On CUDA they must have the type of x, and the statistics are fp32.
 Tensor norm_parameter(const LayerState& state, std::size_t i) {
   const Tensor& parameter = value(state, i);
   return parameter.is_cpu() ? parameter.to(kernels::accumulation_type(parameter.scalar_type()))
@@ -101,13 +102,13 @@ Tensor start(const LayerState& state, double epsilon, const Tensor& x_BTD, Saved
   return normalised(state, epsilon, saved.x_ND, &saved.mean_N1, &saved.inverse_N1);
 }
 
-// The normed input once more: cheaper to compute than to keep.
+// Computes the normed input again, which is cheaper than keeping it.
 Tensor again(const LayerState& state, double epsilon, const SavedNorm& saved) {
   return normalised(state, epsilon, saved.x_ND, nullptr, nullptr);
 }
 
-// From the gradient of the normed input to that of x, [N, D]; undefined unless wanted. Keeps those
-// of the norm's parameters.
+// Converts the gradient of the normed input to that of x, [N, D], which is undefined unless wanted.
+// Saves the gradients of the norm's parameters.
 Tensor through_norm(const LayerState& state, SavedNorm& saved, const Tensor& n_gradient_ND,
                     Layer::InputGradient wanted) {
   auto [x_ND, weight_D, bias_D] = at::native_layer_norm_backward(
@@ -119,7 +120,7 @@ Tensor through_norm(const LayerState& state, SavedNorm& saved, const Tensor& n_g
   return x_ND;
 }
 
-// The end of a half block's backward pass.
+// Ends the backward pass of a half block.
 Tensor through_norm_and_residual(const LayerState& state, SavedNorm& saved,
                                  const Tensor& n_gradient_ND, const Tensor& output_gradient,
                                  Layer::InputGradient wanted) {
@@ -133,7 +134,7 @@ void add_norm_gradients(LayerState& state, const SavedNorm& saved) {
   state.parameters[kNormBias].gradient.add_(saved.bias_gradient_D);
 }
 
-// y = x W + bias; parameter i is W, the next one bias.
+// Returns x W + bias. W is parameter i, and bias the next one.
 Tensor affine(const LayerState& state, std::size_t i, const Tensor& x_NI) {
   return times_transposed(state.parameters[i], x_NI, state.parameters[i + 1]);
 }
@@ -144,10 +145,10 @@ void add_affine_gradients(LayerState& state, std::size_t i, const Tensor& x_NI,
 }
 
 struct SavedAttention : SavedNorm {
-  Tensor qkv_N3D;  // from input_gradient on, their gradients; q and v where keys are shared with q
+  Tensor qkv_N3D;  // from input_gradient on, their gradients; only q and v if keys are shared
   kernels::Attention attention;
-  kernels::Selection selection;  // where there is a pattern
-  RowsLeft left;                 // where rows have left
+  kernels::Selection selection;  // if there is a pattern
+  RowsLeft left;                 // if rows have left
   Tensor mask;
   Tensor update_gradient_ND;
 

@@ -145,8 +145,8 @@ inline void add_times_transposed(at::Tensor& sum_NI, const Parameter& parameter,
     sum_NI.addmm_(y_NO, compute_value(parameter));
   }
 }
-// Adds dy^T x to the gradient, in place: one product, no temporary. If there is no product of bf16
-// into fp32, that of a micro-batch is rounded before it is added.
+// Adds dy^T x to the gradient, in place: one product, no temporary. If no kernel adds a bf16
+// product to fp32, the product is rounded to bf16 before it is added.
 inline void add_product(Parameter& parameter, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
   if (x_NI.size(0) == 0) return;
   if (parameter.pattern) {
@@ -172,9 +172,8 @@ void add_rows_of(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Te
   }
 }
 
-// Adds each row of `from` to the row of gradient_VD that its token names. On the CPU the rows are
-// added in the order of the tokens, with any number of threads. Other devices use an order of their
-// own.
+// Adds each row of `from` to the row of gradient_VD that its token names. On the CPU rows are added
+// in the order of the tokens, with any number of threads. On other devices the order may vary.
 inline void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from) {
   if (!gradient_VD.is_cpu()) return kernels::generic::add_rows(gradient_VD, tokens, from);
   if (gradient_VD.scalar_type() == at::kDouble) {
@@ -191,8 +190,8 @@ inline std::int64_t tokens_before(const LayerContext& context) {
   return context.cache == nullptr ? 0 : context.cache->tokens();
 }
 
-// Computes attention to the tokens of the input and to those before. If `left` is not null, it
-// attends only to the tokens that are still here.
+// Computes attention of the input's tokens to themselves and to those in the cache. If `left` is
+// not null, it has the rows that are still here, and no cache is allowed.
 inline kernels::Attention attend(LayerId layer, const LayerContext& context,
                                  const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                                  const at::Tensor& v_BTHK, const RowsLeft& left) {
@@ -214,8 +213,8 @@ inline kernels::AttentionGradient attend_gradient(
              : kernels::causal_attention_gradient(gradient_BTHK, q_BTHK, k_BTHK, v_BTHK, attention);
 }
 
-// Asks the pattern which pairs an attention layer computes. Sets the layer's figures, on a device
-// as later ones.
+// Returns the pairs that the pattern chooses for an attention layer. Sets the output's figures, or
+// later_figures on a device.
 inline kernels::Selection select(const AttentionPattern& pattern, const Hidden& input,
                                  const at::Tensor& q_BTHK, const LayerState& state,
                                  const LayerContext& context, Output& output) {
@@ -251,10 +250,10 @@ struct SavedLoss {
   at::Tensor scores_NV;
   at::Tensor targets_N;
   double weight = 0;  // weight of the loss in that of the step
-  // Tokens of the micro-batch, if only some of its rows are here.
+  // Tokens of the micro-batch if some of its rows have left, else 0.
   std::int64_t tokens = 0;
 
-  // Returns the mean over the micro-batch, a scalar. Rows that have left add nothing.
+  // Returns the mean loss over the micro-batch, a scalar. Rows that have left add nothing.
   [[nodiscard]] at::Tensor forward(const Parameter& head, const at::Tensor& n_ND,
                                    const Hidden& input, const LayerContext& context) {
     scores_NV = times(head, n_ND).to(kernels::accumulation_type(n_ND.scalar_type()));

@@ -61,9 +61,9 @@ class SavedSlice {
   void score(const Parameter& matrix, cost::HeadRows rows, const at::Tensor& n_ND,
              const at::Tensor& targets_N);
   // Adds the slice's share to `before` and returns the result. `before` is undefined in the first
-  // slice. Its n_ND is not read.
+  // slice, and `before.n_ND` is not read.
   [[nodiscard]] SliceNumbers pass_on(const SliceNumbers& before);
-  // Forgets all tokens but these.
+  // Drops the numbers of all tokens except these.
   void keep(const at::Tensor& tokens);
   // Converts the gradient of the slice's output to that of its input. `after.n_ND` is undefined in
   // the last slice.
@@ -86,22 +86,22 @@ class SavedSlice {
   at::Tensor here_N;
 };
 
-// The place of a layer if every chain of slices were one layer, as it is with one slice.
+// The place of a layer if every chain of slices counts as one layer.
 struct WholePlace {
   int layer = 0;  // number of that layer
   int slice = 0;  // number in its chain
 };
 [[nodiscard]] std::vector<WholePlace> whole_places(const Model& model);
-// Returns how many layers the first `layers` are, if `layers` counts every chain as one.
+// Converts a number of layers that counts each chain of slices as one into one with every slice.
 [[nodiscard]] int layers_up_to(const Model& model, int layers);
 
 // Returns whether a parameter is the matrix of a head, or rows of one. The head may be the model's
 // or an exit's. The parameter's name ends in "head.weight".
 [[nodiscard]] bool is_head(const ParameterSpec& spec);
-// Returns the number of rows of the head's matrix up to the end of a layer's rows. It is the whole
-// vocabulary in the last slice, and 0 if the layer has no rows.
+// Returns the end of a layer's rows in the matrix of the whole head: the vocabulary's size for the
+// last slice. Returns 0 if the layer has no such rows.
 [[nodiscard]] std::int64_t head_words(const Layer& layer);
-// Returns the number of layers if every chain of slices were one.
+// Returns the number of layers if every chain of slices counts as one.
 [[nodiscard]] int layers_with_whole_head(const Model& model);
 [[nodiscard]] int layers_with_whole_head(const Recipe& recipe);
 

@@ -26,7 +26,7 @@ KeyValueCache::KeyValues KeyValueCache::append(LayerId layer, const at::Tensor& 
   return {room.all.k_BTHK.narrow(1, 0, all), room.all.v_BTHK.narrow(1, 0, all)};
 }
 
-// Doubled where it is short, so that copying costs no more than a constant a token.
+// Doubles a tensor that is too small, so that copying costs a constant time for each token.
 void KeyValueCache::reserve(at::Tensor& room_BTHK, const at::Tensor& like_BTHK, std::int64_t kept,
                             std::int64_t tokens) const {
   constexpr std::int64_t kMinTokens = 64;

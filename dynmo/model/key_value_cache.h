@@ -42,9 +42,9 @@ class KeyValueCache {
 
  private:
   struct Room {
-    KeyValues all = {};       // with room for more
+    KeyValues all = {};       // may be longer than `tokens`
     std::int64_t tokens = 0;  // tokens that the layer has read
-    std::int64_t next = 0;    // later tokens, until advance()
+    std::int64_t next = 0;    // tokens appended since the last advance()
   };
   void reserve(at::Tensor& room_BTHK, const at::Tensor& like_BTHK, std::int64_t kept,
                std::int64_t tokens) const;

@@ -48,7 +48,7 @@ struct Output {
   // The figures behind those, fp64 on a device. The engine reads them at the end of the step, so
   // that the host does not wait for each.
   at::Tensor later_figures = {};
-  // Set in Pass::kGeneration if rows have left here. They are numbered like Hidden::rows, and have
+  // Set in Pass::kGeneration if rows leave at this layer: their numbers, as in Hidden::rows, and
   // their scores before softmax, [rows, vocabulary].
   at::Tensor left_rows = {};
   at::Tensor left_scores = {};
@@ -82,7 +82,7 @@ struct Needs {
   bool targets = false;  // LayerContext::targets_BT
   bool loss = false;     // sets Output::loss
   // Set if the output may have fewer rows than the input. Later layers then get Hidden::rows. Only
-  // such a layer may name other rows than it was given.
+  // such a layer may change Hidden::rows.
   bool drops_rows = false;
 };
 

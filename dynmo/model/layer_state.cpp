@@ -23,8 +23,9 @@ namespace {
 constexpr std::uint64_t kParameterStream = 1;
 constexpr std::uint64_t kRuntimeStream = 2;
 
-// Four normal draws from each philox block (Box-Muller on 32-bit uniforms, at most 6.7 stds):
-// element i depends on (key, i) alone. `values` begins with element `first`, a multiple of 4.
+// Fills in normal draws, four from each philox block (Box-Muller on 32-bit uniforms, at most 6.7
+// stds). Element i depends on (key, i) alone. `values` begins with element `first`, a multiple of
+// 4.
 void fill_normal(std::span<float> values, std::uint64_t key, double mean, double init_std,
                  std::uint64_t first) {
   const auto uniform = [](std::uint32_t word) { return (word + 0.5) * 0x1p-32; };
@@ -133,7 +134,8 @@ void unfreeze(LayerState& state) {
   for (Parameter& parameter : state.parameters) allocate_training(parameter);
 }
 
-// The device fills in later figures, so nothing waits.
+// Adds `figures` and `later`. If there are later figures already, `figures` join them on the
+// device, so the host does not wait.
 void add_figures(Output& output, const std::vector<double>& figures, const at::Tensor& later) {
   if (!output.later_figures.defined()) {
     output.figures.insert(output.figures.end(), figures.begin(), figures.end());

@@ -138,7 +138,8 @@ class Layer;
 // migration, a checkpoint). make_state() and update() call it themselves.
 void derive(const Layer& layer, LayerState& state);
 
-// Returns the state with all its tensors on `device`. Shares those there, masks compressed ones.
+// Returns the state on `device`. Tensors that are already there are shared. On a device other than
+// the CPU compressed matrices become masked ones.
 [[nodiscard]] LayerState on_device(LayerState state, at::Device device);
 
 // Frees gradients and moments, and keeps the values. From now on the layer runs forward only.

@@ -43,8 +43,8 @@ class Embedding final : public HandWritten<SavedEmbedding> {
   }
 };
 
-// Ends the backward pass of a half block x + f(rms_norm(x)). Turns the gradient of the normed input
-// into that of x, which is undefined unless wanted. Keeps the norm's weight gradient.
+// Ends the backward pass of a half block x + f(rms_norm(x)). Converts the gradient of the normed
+// input to that of x, which is undefined unless wanted. Saves the norm's weight gradient.
 template <typename T>
 Tensor through_norm_and_residual(T& saved, const Tensor& n_gradient_ND, const Tensor& norm_weight_D,
                                  const Tensor& output_gradient, Layer::InputGradient wanted) {
@@ -59,11 +59,11 @@ struct SavedAttention : Saved {
   Tensor x_ND;
   Tensor inverse_N1;
   kernels::Attention attention;
-  Tensor q_BTHK, k_BTHK, v_BTHK;  // turned q and k; from input_gradient on, gradients of the
-                                  // three products. No k where keys are shared with q
-  kernels::Selection selection;   // where there is a pattern
-  Tensor positions_BT;            // where they are no whole sequences
-  RowsLeft left;                  // where rows have left
+  Tensor q_BTHK, k_BTHK, v_BTHK;  // rotated q and k; from input_gradient on, gradients of the
+                                  // three products. No k if keys are shared with q
+  kernels::Selection selection;   // if there is a pattern
+  Tensor positions_BT;            // if the tokens are no whole sequences
+  RowsLeft left;                  // if rows have left
   Tensor mask;
   Tensor update_gradient_ND;
   Tensor norm_gradient_D;
@@ -112,12 +112,13 @@ class AttentionLayer final : public HandWritten<SavedAttention>,
   }
 
  private:
-  // And v, o, the biases of q, k and v. Where keys are shared, none of k, and the others move up.
+  // v and o follow, then the biases of q, k and v. If keys are shared there is no k, and the later
+  // ones move up.
   enum { kNorm, kQ, kK };
   bool shares_keys() const { return pattern_ && pattern_->shares_keys(); }
   std::size_t v() const { return shares_keys() ? kK : kK + 1; }
   std::size_t o() const { return v() + 1; }
-  // The bias of q, k or v.
+  // Returns the index of the bias of q, k or v.
   std::size_t bias_of(std::size_t matrix) const { return o() + matrix; }
 
   Output forward(const LayerState& state, const Hidden& input, const LayerContext& context,

@@ -24,8 +24,8 @@ struct SavedMoe : Saved {
   Routing routing;
   double loss_weight = 0;
   kernels::RowGroups groups;  // rows by expert, on a device with tokens
-  // The tensors of each expert's rows; undefined where it has none. On a device they are one tensor
-  // of all rows.
+  // The tensors of each expert's rows, undefined if it has none. On a device one tensor has all
+  // rows.
   std::vector<Tensor> gate_MF, up_MF;  // from input_gradient on, their gradients
   std::vector<Tensor> product_MF;      // silu(gate) * up, from input_gradient on
   std::vector<Tensor> out_MD;          // from input_gradient on, its gradient
@@ -74,7 +74,7 @@ Specs moe_specs(ParameterSpec norm, const LlamaConfig& config, const MoeConfig& 
   return specs;
 }
 
-// The four products of an expert, of few rows and so fast or slow as their kernels.
+// Returns whether an expert's products use our own kernels. The four products below ask this.
 bool by_own_kernels(const Parameter& parameter, const Tensor& x) {
   return !parameter.pattern && kernels::has_own_product(x, compute_value(parameter));
 }
@@ -181,7 +181,7 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     }
   }
 
-  // Computes the experts' gates, ups and results of their tokens' rows.
+  // Computes each expert's gate, up and result for the rows of its tokens.
   void through_experts(const std::vector<Parameter>& p, const Tensor& n_ND, SavedMoe& saved) const {
     const Tensor n_AD = expert_rows(n_ND, saved.routing);
     for (std::size_t e = 0; e < count(); ++e) {
@@ -197,7 +197,7 @@ class MoeLayer final : public HandWritten<SavedMoe> {
       saved.out_MD.push_back(std::move(out));
     }
   }
-  // Returns the gradients of the rows, given those of the results in out_MD.
+  // Returns the gradients of the experts' rows, given those of their results in out_MD.
   std::vector<Tensor> back_through_experts(const std::vector<Parameter>& p, SavedMoe& saved) const {
     std::vector<Tensor> n_gradient_MD(count());
     saved.product_MF.resize(count());
@@ -211,7 +211,8 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     return n_gradient_MD;
   }
 
-  // These do the same for all experts at once, on a device. The host does not know their rows.
+  // These two do the same for all experts at once, on a device. The host does not know the number
+  // of their rows.
   void through_experts_on_device(const std::vector<Parameter>& p, const Tensor& n_ND,
                                  SavedMoe& saved) const {
     saved.gate_MF = saved.up_MF = saved.out_MD = {Tensor()};
@@ -280,7 +281,7 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     return stack;
   }
 
-  // The router is never rounded, nor is what it reads summed in less than fp32.
+  // Computes the router's scores, in fp32 or more: neither its matrix nor a sum is rounded to bf16.
   static Tensor router_product(const Tensor& n_ND, const Tensor& router_ED) {
     return at::linear(n_ND.to(router_ED.scalar_type()), router_ED);
   }

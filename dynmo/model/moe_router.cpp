@@ -36,7 +36,7 @@ at::Tensor tensor_from(const std::vector<T>& values, at::IntArrayRef shape, at::
   return tensor.to(type);
 }
 
-// p of each row, and log sum exp z.
+// Computes p of each row, and the log-sum-exp of z.
 void softmax(const Numbers& z, Index experts, Numbers& p, Numbers& log_sums) {
   p.resize(z.size());
   log_sums.resize(z.size() / at_index(experts));
@@ -51,7 +51,7 @@ void softmax(const Numbers& z, Index experts, Numbers& p, Numbers& log_sums) {
   }
 }
 
-// The `top_k` highest of every row, highest first.
+// Returns the `top_k` highest columns of every row, highest first.
 std::vector<std::int32_t> highest_of_rows(const Numbers& scores, Index experts, Index top_k) {
   std::vector<std::int32_t> chosen;
   std::vector<Index> order(at_index(experts));
@@ -86,14 +86,14 @@ std::vector<std::int32_t> experts_of_tokens(const RouterOptions& o, const Number
   return highest_of_rows(z, o.experts, o.top_k);
 }
 
-// Slots of tokens by expert.
+// A slot of a token, for lists by expert.
 struct Entry {
   Index token;
   Index slot;
 };
 using ByExpert = std::vector<std::vector<Entry>>;
 
-// A counting sort: within an expert, tokens ascend.
+// Sorts the slots by expert (a counting sort). Within an expert, tokens ascend.
 ByExpert by_expert(const std::vector<std::int32_t>& experts_NK, Index experts, Index slots) {
   ByExpert all(at_index(experts));
   for (std::size_t i = 0; i < experts_NK.size(); ++i) {
@@ -118,7 +118,7 @@ void keep_first(std::vector<Entry>& entries, Index capacity, MoeDrop drop, const
   entries.resize(at_index(capacity));
 }
 
-// Chooses the tokens of each expert: slot e of a token is expert e.
+// Chooses the tokens of each expert. Slot e of a token is for expert e.
 ByExpert tokens_of_experts(const Numbers& p, Index experts, Index capacity) {
   const Index tokens = std::ssize(p) / experts;
   const Index taken = std::min(capacity, tokens);
@@ -197,7 +197,7 @@ Choice choose(const RouterOptions& o, const Numbers& z, const Numbers& p, const 
   return choice;
 }
 
-// Rows of what was kept, by expert.
+// Sets the places, tokens and offsets of the kept slots, by expert.
 void put_places(const Choice& choice, Index tokens, Routing& routing) {
   std::vector<std::int32_t> places(choice.experts_NK.size(), -1);
   std::vector<std::int32_t> sources;
@@ -224,7 +224,7 @@ void add_losses(const RouterOptions& o, const Numbers& p, const Numbers& log_sum
   routing.z_loss = o.z_loss * squares / static_cast<double>(log_sums.size());
 }
 
-// Returns the gradient of p by the auxiliary loss: the same for all tokens.
+// Returns the auxiliary loss's gradient of p, which is the same for all tokens.
 Numbers aux_gradient(const RouterOptions& o, const Routing& routing, double tokens,
                      double loss_weight) {
   Numbers gradient(at_index(o.experts));

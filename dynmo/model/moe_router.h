@@ -40,9 +40,10 @@ struct Routing {
   at::Tensor gates_NK;          // p over its sum over the slots; p itself if K is 1 or E
   at::Tensor places_NK;         // int32: 0 to A - 1 in the order of experts, then tokens; -1: none
   at::Tensor tokens_A;          // int32, by place
-  // On a device alone, where experts, places and tokens are int64, too. The host reads nothing, so
-  // A is the most that may be kept, and rows behind the last expert's were dropped. `entries` are
-  // the slots n K + k by place, int64. `starts` are offsets, int64, and `assigned` is fp64.
+  // These are for devices alone, where experts, places and tokens are int64, too. A is an upper
+  // limit there, so that the host need not wait: rows from starts[E] on were dropped. `entries` are
+  // the slots n K + k by place, int64. `starts` are the E + 1 offsets of the experts' places,
+  // int64. `assigned` is before drops, fp64.
   at::Tensor entries_A = {};
   at::Tensor starts = {};
   at::Tensor assigned_E = {};
@@ -60,14 +61,13 @@ struct Routing {
   [[nodiscard]] std::int64_t dropped() const;
 };
 
-// Routes the tokens. `scores_NE` is fp32 or fp64. Only kBias reads `bias_E`. On a device nothing
-// waits but kBalanced in training, for the scores: the host assigns.
+// Routes the tokens. `scores_NE` is fp32 or fp64. Only kBias reads `bias_E`. On a device the host
+// waits only for kBalanced in training, because it assigns the tokens itself.
 [[nodiscard]] Routing route(const RouterOptions& options, const at::Tensor& scores_NE,
                             const at::Tensor& bias_E, Pass pass);
 
-// Returns the gradient of the scores. It comes through the gates and from both losses, times
-// `loss_weight`. f_e counts as constant. `gates` has the gradient of each gate at its slot, or 0 if
-// nothing was kept.
+// Returns the gradient of the scores, through the gates and from both losses times `loss_weight`.
+// f_e counts as constant. `gates_gradient_NK` is 0 for slots that were dropped.
 [[nodiscard]] at::Tensor routing_gradient(const RouterOptions& options, const Routing& routing,
                                           const at::Tensor& gates_gradient_NK, double loss_weight);
 
@@ -86,7 +86,7 @@ enum MoeFigure {
   kMoeCounts
 };
 [[nodiscard]] std::vector<std::string> moe_figures(std::int64_t experts);
-// Returns them, or on a device those before Routing::later_figures.
+// Returns the values of moe_figures(). On a device, those of Routing::later_figures are left out.
 [[nodiscard]] std::vector<double> moe_figures_of(const Routing& routing);
 
 }  // namespace dynmo::model

@@ -67,13 +67,12 @@ Tensor experts_by_scores(const RouterOptions& o, const Tensor& z_NE, const Tenso
   return highest_first(z_NE, o.top_k);
 }
 
-// The entries n K + k, sorted by expert, then token, with dropped ones last, and the first place of
-// each expert.
+// The slots n K + k, sorted by expert, then token. Dropped ones come last.
 struct SortedSlots {
   Tensor order_J;
-  Tensor starts;          // E + 1; the last is the number of kept ones
+  Tensor starts;          // first slot of each expert, E + 1; the last is the number of kept ones
   Tensor assigned;        // E + 1 offsets before drops
-  std::int64_t most = 0;  // kept ones, at most
+  std::int64_t most = 0;  // upper limit of the kept ones
 };
 
 SortedSlots sorted_by_expert(const RouterOptions& o, const Tensor& experts_NK,
@@ -105,7 +104,7 @@ SortedSlots sorted_by_expert(const RouterOptions& o, const Tensor& experts_NK,
           .most = std::min(expert_J.numel(), o.experts * capacity)};
 }
 
-// Sets the rows of the kept entries.
+// Sets the places, entries, tokens and starts of the kept slots.
 void set_places(const SortedSlots& rows, std::int64_t slots, Routing& routing) {
   const Tensor sorted_J = at::arange(rows.order_J.numel(), rows.order_J.options());
   Tensor place_J =
@@ -118,7 +117,7 @@ void set_places(const SortedSlots& rows, std::int64_t slots, Routing& routing) {
   routing.starts = rows.starts;
 }
 
-// Sums over the tokens: entropy, auxiliary loss and z loss. `assigned_E` is fp64.
+// Returns three sums over the tokens: entropy, auxiliary loss and z loss. `assigned_E` is fp64.
 Tensor sums_of(const RouterOptions& o, const Tensor& p_NE, const Tensor& log_sums_N,
                const Tensor& assigned_E) {
   const auto tokens = static_cast<double>(p_NE.size(0));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Boundaries whose size differs from the model's hidden tensor, and which both ends know. Examples
-// are those after a slice of a head (Layer::floats_passed). Another is that after a layer that
-// replays a run, whose size follows from the step. All other boundaries have one shape, or the same
-// with fewer rows (Needs::drops_rows).
+// Boundaries whose size differs from the model's hidden tensor, as both ends know. One is behind a
+// slice of a head (Layer::floats_passed). Another is behind an emulated layer, whose size follows
+// from the step. All other boundaries have one shape, or the same with fewer rows
+// (Needs::drops_rows).
 
 #include <c10/core/ScalarType.h>
 
@@ -23,7 +23,7 @@ class SizesOutput {
 };
 
 // The shapes by layer, in elements of the boundary's type. An empty shape is that of the boundary.
-// An empty list means that all shapes are.
+// The list is empty if all shapes are.
 using OutputShapes = std::vector<std::vector<std::int64_t>>;
 [[nodiscard]] OutputShapes output_shapes(const Model& model, std::int64_t step,
                                          const std::vector<std::int64_t>& boundary_shape,

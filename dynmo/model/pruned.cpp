@@ -99,7 +99,7 @@ void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std:
               spec.name, device.str());
   parameter.mask = mask_of(offsets, weights).to(device);
   const at::Tensor from =
-      device.is_cpu() ? index_of(compressed ? stay : offsets) : at::Tensor();  // of the CPU
+      device.is_cpu() ? index_of(compressed ? stay : offsets) : at::Tensor();  // only on the CPU
   for (at::Tensor* tensor : {&parameter.value, &parameter.first_moment, &parameter.second_moment}) {
     if (!tensor->defined()) continue;
     if (!device.is_cpu()) {

@@ -54,7 +54,7 @@ enum class MatrixFormat { kMasked, kCompressed };
 void prune(Parameter& parameter, const ParameterSpec& spec, std::span<const std::int32_t> stay,
            MatrixFormat format);
 
-// Masks the tensors of a compressed matrix, which has its pattern.
+// Converts a compressed matrix to a masked one. Requires its pattern.
 void decompress(Parameter& parameter);
 
 // Removes from the gradients what belongs to removed weights. Call it before a norm of them is

@@ -26,15 +26,15 @@ namespace dynmo::model {
 class TakesPositions {
  public:
   virtual ~TakesPositions() = default;
-  // Like Layer::forward(), for tokens at these positions of their sequences, int64, ascending in
-  // each. Its stash is one of the layer's own.
+  // Like Layer::forward(), for tokens at the given positions in their sequences: int64, ascending
+  // in each sequence. The layer's own gradient calls accept its stash.
   [[nodiscard]] virtual Output forward_at(const LayerState& state, const Hidden& input,
                                           const at::Tensor& positions_BT,
                                           const LayerContext& context,
                                           std::unique_ptr<Stash>* stash) const = 0;
 };
 
-// Runs any layer. Layers without TakesPositions do not depend on positions.
+// Calls forward_at() of a layer with TakesPositions, else forward().
 [[nodiscard]] inline Output forward_at(const Layer& layer, const LayerState& state,
                                        const Hidden& input, const at::Tensor& positions_BT,
                                        const LayerContext& context, std::unique_ptr<Stash>* stash) {

@@ -28,7 +28,7 @@ TensorView<Byte> view(const at::Tensor& tensor, std::string name, TensorKind kin
           .bytes = {static_cast<Byte*>(tensor.data_ptr()), tensor.nbytes()}};
 }
 
-// Calls visit(tensor, its owner's name, what follows it, kind) in the order of tensors().
+// Calls visit(tensor, name of the parameter or buffer, suffix, kind) in the order of tensors().
 template <typename Visit>
 void visit_tensors(const LayerState& state, const Visit& visit) {
   const auto visit_all = [&](at::Tensor Parameter::*tensor, const char* suffix, TensorKind kind) {
@@ -229,17 +229,17 @@ PrunedBytes pruned_bytes(const Layer& layer, const StateShape& shape) {
 
 double product_time(const Layer& layer, const StateShape& shape, const cost::ProductFit& fit) {
   double all = 0;
-  double left = 0;  // of dense ones, that would take as long
+  double left = 0;  // weights of dense products that take the same time
   const std::vector<ParameterSpec> specs = layer.parameters();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!specs[i].prunable) continue;
     const auto weights = static_cast<double>(c10::multiply_integers(specs[i].shape));
     const auto pruned = shape.pruned.find(i);
     const bool compressed = pruned != shape.pruned.end() && pruned->second.compressed;
-    constexpr double kLeast = 1e-6;  // of an empty matrix, as a layer takes some time
+    constexpr double kLeast = 1e-6;  // minimum share, as a layer takes some time
     all += weights;
     if (!compressed) {
-      // Products of fewer units are dense ones, so they take their share.
+      // A matrix without some units has a smaller dense product, whose time follows its weights.
       const bool units = pruned != shape.pruned.end() && pruned->second.by_units;
       left +=
           units ? std::max(static_cast<double>(pruned->second.kept), kLeast * weights) : weights;

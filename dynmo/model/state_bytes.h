@@ -65,7 +65,7 @@ using ConstNamedTensor = TensorView<const std::byte>;
 // moments. Gradients are not included: a state moves between steps, when they are zero.
 [[nodiscard]] std::vector<NamedTensor> tensors(LayerState& state);
 [[nodiscard]] std::vector<ConstNamedTensor> tensors(const LayerState& state);
-// Returns the sum of their sizes, for a state on any device.
+// Returns the bytes of all tensors of a state, on any device.
 [[nodiscard]] Bytes tensor_bytes(const LayerState& state);
 
 // Everything except the tensors. `layout` is a digest of names, shapes, types of buffers and decay
@@ -105,16 +105,16 @@ struct PrunedBytes {
 // are zero. The parameters' tensors are adjacent in memory, in the order of tensors(). Requires a
 // shape that fits the layer (fits()).
 [[nodiscard]] LayerState allocate_like(const Layer& layer, LayerId id, const StateShape& shape);
-// Does the same in two halves. complete_memory() makes the system back all memory of the state now.
-// Threads may fill the tensors meanwhile.
+// Does the first half of allocate_like(): the system may not have assigned the memory yet.
+// complete_memory() makes it do so. Threads may fill the tensors at the same time.
 [[nodiscard]] LayerState allocate_tensors_like(const Layer& layer, LayerId id,
                                                const StateShape& shape);
 // Returns whether a layer can have this shape: its pruned parameters may be pruned, and the numbers
 // of weights and segments are possible.
 [[nodiscard]] bool fits(const StateShape& shape, const Layer& layer);
 void complete_memory(const LayerState& state);
-// Like allocate_like() above, for a header that arrived, whose numbers it takes over. Returns
-// kBadInput if its layout is not that of `layer` (another model or version at the other end).
+// Like allocate_like() above, with the numbers of a received header. Returns kBadInput if its
+// layout is not that of `layer` (another model or version at the other end).
 [[nodiscard]] Expected<LayerState> allocate_like(const Layer& layer, const StateHeader& header);
 
 // Returns a digest of the header and all tensors. Equal digests mean equal states, bit for bit.

@@ -15,7 +15,7 @@
 namespace dynmo::model {
 namespace {
 
-// A parameter as [before, sections, units, size, behind]; `units` is a number of them.
+// A parameter as [before, sections, units, size, behind]. `units` is their number.
 struct UnitView {
   std::int64_t before = 1;
   std::int64_t sections = 1;
@@ -44,7 +44,7 @@ at::Tensor places_of(std::span<const std::int32_t> units) {
   return places;
 }
 
-// The mask of the units with these numbers, in host memory.
+// Returns the mask that keeps the units with these numbers, in host memory.
 at::Tensor mask_of_units(const ParameterSpec& spec, std::span<const std::int32_t> units) {
   const UnitView view(spec);
   at::Tensor kept = at::zeros({spec.units->count}, at::kByte);

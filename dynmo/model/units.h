@@ -57,7 +57,7 @@ struct UnitSet {
 void prune_units(LayerState& state, const std::vector<ParameterSpec>& specs, const UnitSet& set,
                  std::span<const std::int32_t> stay);
 
-// Returns whether all parameters of each set have the same number of whole units in a shape.
+// Returns whether `shape` has whole units, and the same number of them in all parameters of a set.
 [[nodiscard]] bool units_fit(const StateShape& shape, const std::vector<ParameterSpec>& specs);
 // Checks masks that come from a file. Returns kBadInput if they do not remove whole units, the same
 // from all parameters of a set. Requires a shape that fits.

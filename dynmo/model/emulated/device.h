@@ -32,26 +32,25 @@ class EmulatedDevice {
   // none.
   [[nodiscard]] Clock::time_point time() const { return free_ ? *free_ : Clock::now(); }
 
-  // Returns time() for a measurement. The first work then begins at that time, even if the host
-  // starts it later.
+  // Returns time() for a measurement. If the device has not worked yet, its first work begins at
+  // that time.
   Clock::time_point mark();
 
-  // Works for `seconds` at full speed. Returns at the end of the work, or at once if that is past.
+  // Works for `seconds` at full speed. Sleeps until the work ends, or returns at once if it already
+  // has.
   void work(double seconds);
-  // Idles for `seconds`, which the host needed to prepare the next layer's input.
+  // Delays the next layer by `seconds`, which the host needed to prepare its input.
   void stand_still(double seconds);
 
-  // Adds a message that the next layer works on. If the host waited for it, the layer begins now.
-  // If it was already there, the layer begins when the device was free, but not before the message
-  // was made.
+  // Adds a message that the next layer needs. If the host waited for the message, the layer begins
+  // now. Otherwise it begins when the device is free, but not before the time in the stamp.
   enum class Message { kWasThere, kWaitedFor };
   void receive(const at::Tensor& arrived, Message message);
   // Returns the number of times that the calling thread has given up its processor to wait.
   [[nodiscard]] static std::int64_t waits();
 
-  // Writes the time into the first bytes of a message, whose content has no meaning. The receiver's
-  // receive() reads it. Another host's clock may differ. The layer then begins between the time of
-  // the free device and now.
+  // Writes time() into the first bytes of a message, whose content has no meaning. receive() reads
+  // it, and takes a time after now as now, because another host's clock may differ.
   void stamp(const at::Tensor& sent) const;
 
   // Makes the emulated layers that its thread calls work on the device, while it exists. Without
