@@ -17,7 +17,7 @@ std::string short_count(double value) {
 
 std::string share_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
-// "model.head_slices = 4"
+// Returns a setting as text, such as "model.head_slices = 4".
 std::string setting(plan::AdviceKey key, const std::string& value, const AdviceWords& words) {
   const auto found = words.keys.find(key);
   DYNMO_CHECK(found != words.keys.end(), "words for {}", plan::name(key));

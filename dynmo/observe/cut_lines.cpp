@@ -12,7 +12,7 @@
 namespace dynmo::observe {
 namespace {
 
-// The place of the last line in a file of `size` bytes that ends in a newline.
+// Returns the offset of the last line in a file of `size` bytes that ends in a newline.
 std::int64_t last_line(std::ifstream& file, std::int64_t size) {
   constexpr std::int64_t kChunk = 4096;
   std::string chunk;

@@ -15,9 +15,9 @@ struct CutLines {
   std::int64_t newest = -1;  // the last step that is left
 };
 
-// Removes the lines from step `step` on, and a half-written line. Reads only these lines, and the
-// line before them. Steps must not decrease. Does nothing if there is no file. Returns kBadInput
-// with the path.
+// Removes the lines from step `step` on, and a half-written line at the end. Reads the removed
+// lines and the last one that is left. Requires steps that do not decrease. Does nothing if there
+// is no file. Returns kBadInput with the path.
 [[nodiscard]] Expected<CutLines> cut_lines(const std::filesystem::path& path, std::int64_t step);
 
 }  // namespace dynmo::observe

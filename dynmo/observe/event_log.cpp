@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::size_t kNewestBytes = std::size_t{64} << 10;
 
-// As EventLog writes them: every key comes once, and without blanks.
+// Returns whether a line is an event of a loss or a recovery. EventLog writes each key once and
+// without blanks, so no parser is needed.
 bool tells_of_loss(std::string_view line) {
   return line.find(R"("event":"loss")") != std::string_view::npos ||
          line.find(R"("event":"recovery")") != std::string_view::npos;

@@ -26,7 +26,7 @@ inline constexpr std::string_view kEventFormat = "dynmo-event-1";
 
 class EventLog {
  public:
-  using Start = process::LineFile::Start;  // kAppend: of a run that continues
+  using Start = process::LineFile::Start;  // kAppend if a run continues
 
   // Opens the log. Returns kBadInput with the path.
   [[nodiscard]] static Expected<EventLog> open(const std::filesystem::path& path, Start start);
@@ -35,7 +35,8 @@ class EventLog {
   // between two steps has the number of the second one.
   void add(std::string_view kind, std::int64_t step, const Json& more = nullptr);
 
-  // Returns the reason for missing lines, once. A log that cannot be written does not end the run.
+  // Returns why lines are missing, on the first call after a failure. A log that cannot be written
+  // does not end the run.
   [[nodiscard]] std::optional<std::string> take_failure();
 
  private:
@@ -50,7 +51,7 @@ struct Event {
   Json json;
   std::string origin;  // file and line
 
-  // Returns 0 if the field is absent, or of another type.
+  // Returns the field `key`, or 0 if it is absent or of another type.
   [[nodiscard]] double number(const char* key) const;
 };
 // Selects the lines of a file that are read. A rank that continues another rank's log needs losses,
@@ -61,8 +62,8 @@ enum class EventsOf { kAll, kTakeOver };
 [[nodiscard]] Expected<std::vector<Event>> read_events(const std::filesystem::path& path,
                                                        EventsOf which = EventsOf::kAll);
 
-// Returns the plan that an event puts in force. The plan of a decision is put in force by the move
-// after it.
+// Returns the plan that is in force from an event on, if it starts one. A decision starts none: the
+// move after it does.
 [[nodiscard]] Expected<std::optional<plan::Plan>> plan_of(const Event& event);
 
 // Returns the fields of events of kind "decision" and "move" (docs/formats.md).

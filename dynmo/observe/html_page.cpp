@@ -19,7 +19,7 @@ constexpr std::string_view kFormat = "dynmo-html-report-1";
 Json number(const char* field, const char* title) {
   return {{"field", field}, {"type", "quantitative"}, {"title", title}};
 }
-// Shown in percent; `guide`: "axis", or "legend" of a colour.
+// Returns a field in percent. `guide` is "axis", or "legend" of a colour.
 Json share_of(const char* field, const char* title, const char* guide = "axis") {
   Json share = number(field, title);
   share[guide] = {{"format", ".0%"}};
@@ -139,7 +139,8 @@ Chart pipelines() {
           std::move(spec)};
 }
 
-// Lines of several fields by the names that people give them. `format` is that of the axis.
+// Makes a chart with a line for each of several fields. `names` are pairs of a field and its name
+// for readers.
 Chart folded(std::string title, std::string note,
              const std::vector<std::pair<const char*, const char*>>& names, Json axis) {
   Json fields = Json::array();

@@ -29,8 +29,8 @@ class LoadTraceWriter {
       const std::filesystem::path& path, std::int64_t every,
       dynamism::TraceLines::Device device = dynamism::TraceLines::Device::kReal);
 
-  // Continues the file of another rank, or of this one before the run went back. First removes all
-  // lines from step `step` on, and a half-written line. Afterwards records no more measurements for
+  // Continues the file of another rank, or the own file after the run went back. First removes all
+  // lines from step `step` on, and a half-written line. Later lines have no measurements for
   // decisions.
   [[nodiscard]] static Expected<std::unique_ptr<LoadTraceWriter>> go_on(
       const std::filesystem::path& path, std::int64_t every, std::int64_t step,
@@ -38,8 +38,7 @@ class LoadTraceWriter {
 
   // Sets what the first line says of the run. Call it before the first step.
   void start(dynamism::RunStart start) { lines_.start(std::move(start)); }
-  // A step as a pipeline knows it at its end. It has the change announced before it, the profiler,
-  // and the step's observation.
+  // A step at its end, as the pipeline knows it.
   struct Step {
     std::int64_t step = 0;
     int frozen_layers = 0;

@@ -23,7 +23,7 @@ struct Span {
   TimedAction timed;
 };
 
-// The compute actions that are shown, by the time at which they begin.
+// Returns the compute actions that are shown, in the order of their starts.
 std::vector<Span> shown(const schedule::Timeline& timeline) {
   const int ranks = static_cast<int>(timeline.ranks.size());
   std::vector<Span> spans;

@@ -21,7 +21,7 @@ constexpr char kIdle = '.';
 constexpr char kPadding = '-';
 constexpr std::string_view kKinds = "FfIiWwBb";
 
-// One rank's compute actions; what its cells need to know of the whole.
+// The compute actions of one rank.
 struct Row {
   std::vector<TimedAction> actions;
   StageId first_stage;
@@ -41,7 +41,7 @@ std::vector<Row> compute_rows(const schedule::Timeline& timeline) {
   return rows;
 }
 
-// Index into kKinds.
+// Returns the action's index in kKinds.
 std::size_t letter(const Row& row, const schedule::Action& action) {
   std::size_t kind = 0;
   if (action.kind == ActionKind::kInputGradient) kind = 2;
@@ -50,7 +50,7 @@ std::size_t letter(const Row& row, const schedule::Action& action) {
   return action.stage == row.first_stage ? kind : kind + 1;
 }
 
-// Cells that name their micro-batch as far as they have room.
+// Draws a row whose actions name their micro-batches, as far as their columns suffice.
 std::string labelled(const Row& row, double columns_a_ns, int columns) {
   std::string line(static_cast<std::size_t>(columns), kIdle);
   for (const TimedAction& timed : row.actions) {
@@ -69,7 +69,8 @@ std::string labelled(const Row& row, double columns_a_ns, int columns) {
   return line;
 }
 
-// Every column by what fills most of it; what stands first in kKinds wins a tie, idle loses it.
+// Draws a row whose columns show the kind that fills most of them. In a tie the first in kKinds
+// wins, and idle loses.
 std::string filled(const Row& row, double columns_a_ns, int columns) {
   std::vector<std::array<double, kKinds.size()>> shares(static_cast<std::size_t>(columns));
   for (auto& share : shares) share.fill(0);

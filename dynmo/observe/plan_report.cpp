@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMaxStages = 64;
 constexpr std::size_t kMaxNameBytes = 32;
 
-// A name out of a file, fit for one line of a terminal.
+// Returns a name from a file as one short line for a terminal.
 std::string plain(const std::string& name) {
   std::string text = name.substr(0, kMaxNameBytes);
   if (name.size() > kMaxNameBytes) {  // not in the middle of a character
@@ -110,7 +110,7 @@ std::string imbalance_line(const PlanReport& report) {
   return text + percent(report.evaluation.imbalance) + "\n";
 }
 
-// The rank that is nearest to its limit, or holds most where there is none.
+// Describes the rank nearest to its memory limit, or without limits the one that holds most.
 std::string memory_line(const PlanReport& report) {
   const auto& usage = report.evaluation.result.ranks;
   const auto fill = [&](std::size_t r) {
@@ -142,7 +142,7 @@ std::string assumed_lines(const PlanReport& report) {
                             format_seconds(link.latency_s), link.bandwidth_bytes_per_s / 1e9);
 }
 
-// "2 of 8 layers run forward again: 1, 4-7".
+// Returns text such as "2 of 8 layers run forward again: 1, 4-7".
 std::string recompute_line(const PlanReport& report) {
   const plan::LayerSet& layers = report.recomputed;
   if (layers.empty()) return "";
@@ -248,8 +248,8 @@ std::vector<Compared> comparisons(const plan::Question& question) {
   return compared;
 }
 
-// The flags of `dynmo plan`, and the fields of its cluster file. The slices of a measured head are
-// those of its training.
+// Returns the flags of `dynmo plan` and the fields of its cluster file. A measured head is sliced
+// by the config of its training.
 AdviceWords words_of(const plan::Question& question) {
   using Key = plan::AdviceKey;
   AdviceWords words{

@@ -29,7 +29,7 @@ struct Compared {
   bool fits = true;  // within the memory of its ranks
 };
 
-// The words with which a program sets the keys, before their value.
+// The names that a program gives the keys of advice. A value follows them.
 struct AdviceWords {
   std::map<plan::AdviceKey, std::string> keys;
   std::string hour = "rank-hour";

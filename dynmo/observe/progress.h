@@ -46,7 +46,7 @@ class Progress {
     Clock::time_point at;
   };
   On on_;
-  std::optional<Mark> first_;   // the first step that was done
+  std::optional<Mark> first_;   // at the first call of step()
   Clock::time_point shown_at_;  // time of the newest line in a file
 };
 

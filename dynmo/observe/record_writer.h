@@ -46,8 +46,8 @@ class RecordWriter {
   // Queues the record and returns at once. Requires that close() was not called.
   void write(const StepRecord& record);
 
-  // Returns why the first line was omitted, once, and nullopt before and after. Any thread may call
-  // it.
+  // Returns why the first line was omitted, on the first call after that, else nullopt. Any thread
+  // may call it.
   [[nodiscard]] std::optional<Error> take_failure();
   // Returns the number of records that the file lacks so far.
   [[nodiscard]] std::int64_t missing() const;

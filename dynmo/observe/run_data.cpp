@@ -72,7 +72,7 @@ class Means {
   std::map<std::pair<std::int64_t, std::string>, Sum> sums_;
 };
 
-// Four digits are more than a colour can show.
+// Returns the number with four digits, which are more than a colour can show.
 double rounded(double value) {
   if (value == 0 || !std::isfinite(value)) return 0;
   const double unit = std::pow(10.0, std::floor(std::log10(std::abs(value))) - 3);
@@ -83,7 +83,7 @@ Json at_column(const Columns& columns, std::int64_t column) {
   return {{"step", columns.begin(column)}, {"to_step", columns.end(column)}};
 }
 
-// The records of a rank by step; of a step that ran twice the last one.
+// The records of a rank by step. If a step ran twice, the last one.
 using Records = std::map<std::int64_t, StepRecord>;
 
 Expected<std::map<int, Records>> records_of(const RunFolder& folder) {
@@ -113,7 +113,8 @@ Columns columns_of(const std::map<int, Records>& ranks) {
   return Columns::of(first, last - first + 1);
 }
 
-// The record of each step of the lowest rank that has it: of facts that all ranks know alike.
+// Returns, for each step, the record of the lowest rank that has one, for facts that are equal on
+// all ranks.
 std::map<std::int64_t, const StepRecord*> records_by_step(const std::map<int, Records>& ranks) {
   std::map<std::int64_t, const StepRecord*> steps;
   for (const auto& [rank, records] : ranks) {
@@ -200,7 +201,7 @@ Json source_table(const std::map<int, Records>& ranks, const Columns& columns) {
   return table;
 }
 
-// The share of the tokens that left at each exit, and at the head.
+// Returns the share of the tokens that left at each exit, and at the head.
 Json exit_table(const std::map<int, Records>& ranks, const Columns& columns) {
   Means means;
   std::map<std::string, std::size_t> order;
@@ -233,7 +234,8 @@ Json exit_table(const std::map<int, Records>& ranks, const Columns& columns) {
   return table;
 }
 
-// The costs that a run wrote down which began or was resumed at step `first`; null: none.
+// Returns the costs that a run recorded after it began or was resumed at step `first`, or null if
+// there are none.
 Expected<std::unique_ptr<dynamism::LoadModel>> load_of(const RunFolder& folder,
                                                        std::int64_t first) {
   const std::map<std::int64_t, fs::path> parts = load_traces(folder);
@@ -245,8 +247,8 @@ Expected<std::unique_ptr<dynamism::LoadModel>> load_of(const RunFolder& folder,
   return dynamism::parse_trace(text, found->second.string());
 }
 
-// The costs as the load traces have them, one for each time that the run was resumed. Between two
-// of their steps the earlier holds.
+// Adds the layers' costs from the load traces, one for each start of the run. Costs apply until the
+// next recorded step.
 Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunData& run) {
   std::map<std::int64_t, std::unique_ptr<dynamism::LoadModel>> loads;
   for (const auto& [first, path] : load_traces(folder)) {
@@ -272,7 +274,7 @@ Expected<void> add_layers(const RunFolder& folder, const Columns& columns, RunDa
   return {};
 }
 
-// Lines between the layers of two ranks, as long as a plan was in force.
+// Adds the cuts of a plan, in force from step `from` until `to`.
 void add_cuts_of(const plan::Plan& plan, std::int64_t from, std::int64_t to, Json& table) {
   const std::vector<Rank> owners = plan::owners(plan);
   for (std::size_t i = 1; i < owners.size(); ++i) {
@@ -337,12 +339,12 @@ Expected<void> add_cuts(const std::vector<Event>& events, const Columns& columns
 
 struct DrawnMove {
   Move move;
-  double gain_s = 0;         // as promised
-  std::int64_t started = 0;  // the step at which the run had begun or was resumed before
+  double gain_s = 0;         // predicted by the decision
+  std::int64_t started = 0;  // step at which the run began or was last resumed
   int micro_batches = 0;
 };
 
-// The move whose decision promised the largest gain; none: no layer moved to gain something.
+// Returns the move whose decision predicted the largest gain, or none if no layer moved for a gain.
 Expected<std::optional<DrawnMove>> largest_move(const std::vector<Event>& events) {
   std::optional<DrawnMove> largest;
   std::optional<plan::Plan> plan;
@@ -387,7 +389,7 @@ Expected<void> add_move(const RunFolder& folder, const std::vector<Event>& event
   return {};
 }
 
-// The programs that began or resumed the run; old files name none.
+// Returns the programs that began or resumed the run. Old files name none.
 std::string programs_of(const std::vector<Event>& events) {
   std::vector<std::string> programs;
   for (const Event& event : events) {
@@ -423,7 +425,7 @@ RunTotals totals_of(const std::map<int, Records>& ranks, const Columns& columns,
   return totals;
 }
 
-// Run `number` of the summary of `root`, or the only one without a summary.
+// Reads run `number` of the summary of `root`, or the only run if there is no summary.
 Expected<RunData> read_one(const RunFolder& root, const RunFolder& folder, const std::string& name,
                            const Summary& summary, std::optional<std::size_t> number) {
   RunData run{.name = name};

@@ -21,8 +21,8 @@ class RunFolder {
   explicit RunFolder(Path root) : root_(std::move(root)) {}
 
   [[nodiscard]] const Path& root() const { return root_; }
-  // Returns the folder of one of several runs that are compared. A single run has the empty name,
-  // and its folder is the run's.
+  // Returns the folder of one of several runs that are compared. A single run has the empty name
+  // and this folder.
   [[nodiscard]] RunFolder of(std::string_view name) const {
     return name.empty() ? *this : RunFolder(root_ / name);
   }

@@ -29,7 +29,7 @@ struct RunTotals {
   std::int64_t losses = 0;  // events of lost ranks
 };
 
-// Returns what is known of the clocks of several hosts.
+// Returns how exact times of several hosts are, given the largest error of their clocks.
 [[nodiscard]] std::string clocks_text(double error_s);
 
 // Returns a list of pairs, a name and a value. `folder` has the run's config.toml. If it cannot be

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// JSON has null for every number that is none.
+// Returns NaN for Inf, because JSON has null for both.
 double finite_or_nan(double value) {
   return std::isfinite(value) ? value : std::numeric_limits<double>::quiet_NaN();
 }
@@ -38,7 +38,7 @@ struct KeptStep {
   std::int64_t tokens = 0;
 };
 
-// Files of records by the number of their rank.
+// Returns the files of records by the number of their rank.
 std::map<int, fs::path> record_files(const RunFolder& folder) {
   constexpr std::string_view kPrefix = "rank-";
   std::map<int, fs::path> files;
@@ -82,7 +82,8 @@ Expected<KeptSteps> read_steps(const RunFolder& folder, std::int64_t steps) {
   return all;
 }
 
-// The plans in force, by the first step of each. A run that goes back has others from there on.
+// Returns the ranks of the plans in force, by the first step of each. If a run goes back, its new
+// plans replace those from there on.
 Expected<std::map<std::int64_t, RunHistory::Ranks>> ranks_by_step(const std::vector<Event>& events,
                                                                   int replicas) {
   std::map<std::int64_t, RunHistory::Ranks> ranks;
@@ -95,7 +96,8 @@ Expected<std::map<std::int64_t, RunHistory::Ranks>> ranks_by_step(const std::vec
   return ranks;
 }
 
-// Passes over lines that cannot be read: a run is more than its messages.
+// Adds the messages. Skips lines that cannot be read, because the rest of the history does not need
+// them.
 void add_traffic_of(const RunFolder& folder, RunHistory& history) {
   const auto text = read_file(folder.traffic());
   if (!text) return;

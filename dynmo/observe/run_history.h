@@ -34,7 +34,7 @@ struct StepEntry : StepFacts {
   plan::Plan plan = {};
 };
 // Returns whether the step was measured. dynmo.torch does not measure a step with fewer
-// micro-batches. The time of such a step is NaN, and only its losses and moves count.
+// micro-batches than the others: its time is NaN, and only its losses and moves count.
 [[nodiscard]] bool is_measured(const StepEntry& step);
 
 // Intentionally copyable. Its size is bounded for any number of steps.
@@ -64,7 +64,7 @@ class RunHistory {
     int checkpoints_failed = 0;
     int size_changes = 0;
     std::int64_t repeated_steps = 0;  // because of lost ranks
-    int members = 0;                  // the numbers of all ranks are below it
+    int members = 0;                  // number of all members so far
     double changing_s = 0;            // between a group and the next one
     double working_s = 0;             // steps of ranks with layers
     double idle_s = 0;                // steps of ranks without
@@ -87,8 +87,8 @@ class RunHistory {
 
   [[nodiscard]] const Run& run() const { return run_; }
   [[nodiscard]] std::int64_t count() const { return steps_.count; }
-  // Returns all steps, or a sample of them. Above kMaxSample steps it has every second, above twice
-  // the number every fourth, ...
+  // Returns all steps, or an even sample of them: from kMaxSample steps on every second, from twice
+  // that number on every fourth, ...
   [[nodiscard]] const std::vector<StepEntry>& sample() const { return steps_.sample; }
   [[nodiscard]] const std::deque<StepEntry>& newest() const { return steps_.newest; }
   [[nodiscard]] double seconds() const { return steps_.seconds; }  // of measured steps
@@ -101,7 +101,7 @@ class RunHistory {
   // Returns the digest of the bits of all losses. Equal losses have equal digests.
   [[nodiscard]] std::string loss_digest() const { return steps_.losses.hex(); }
   [[nodiscard]] const std::optional<Validation>& validation() const { return validation_; }
-  // Returns the largest error of the clocks in the trace, if the ranks have several clocks.
+  // Returns the largest error of the clocks in the trace, or nullopt if all ranks have one clock.
   [[nodiscard]] std::optional<double> clock_error_s() const { return clock_error_s_; }
   [[nodiscard]] const Totals& totals() const { return totals_; }
   // Returns the numbers of all lost ranks.

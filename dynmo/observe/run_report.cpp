@@ -41,7 +41,7 @@ void add_run(Lines& lines, const RunSummary& run) {
       run.imbalance, 100 * run.bubble));
 }
 
-// "1.609 x (2.21 x in the last ten steps)"
+// Returns text such as "1.609 x (2.21 x in the last ten steps)".
 std::string times_as_fast(double ratio, const RunSummary& run, const RunSummary& than) {
   if (!(than.end_tokens_per_s > 0) || run.steps <= 10) return fmt::format("{:.3f} x", ratio);
   return fmt::format("{:.3f} x ({:.2f} x in the last ten steps)", ratio,
@@ -102,7 +102,7 @@ void add_decisions(Lines& lines, const RunSummary& run) {
                   run.predicted_steps, run.migrations > 0 ? "from the first move on" : ""));
 }
 
-// Facts of the list that have no words of their own.
+// Adds a line for each fact with a label in the list.
 void add_facts_of(Lines& lines, const RunSummary& run) {
   for (const StepFact& fact : kStepFacts) {
     if (fact.report_label.empty()) continue;
@@ -148,7 +148,7 @@ void add_size(Lines& lines, const RunSummary& run) {
       all > 0 ? 100 * size.saved_s / (all + size.saved_s) : 0));
 }
 
-// A figure of a source: a number, a text, or one or more of them for each layer, also by name.
+// Returns a source's figure as text: a number, a text, or a list or object of them.
 std::string figure_text(const Json& figure) {
   if (figure.is_number()) {
     const double number = figure.get<double>();
@@ -181,7 +181,7 @@ void add_sources(Lines& lines, const RunSummary& run) {
   }
 }
 
-// The steps whose messages were counted.
+// Returns the number of steps whose messages were counted.
 double steps_of(const RunSummary& run) {
   const std::int64_t steps = run.traffic_steps > 0 ? run.traffic_steps : run.steps;
   return static_cast<double>(std::max<std::int64_t>(steps, 1));

@@ -98,7 +98,7 @@ inline constexpr Limits kWholeFact{.min = 0, .wanted = "a whole number from 0 to
 
 // Selects the facts of an object in JSON: all of a step, or those that a run has (OverSteps).
 enum class FactsOf { kStep, kRun };
-// Lists the facts as fields (core/fields.h). Absent facts are 0.
+// Lists the facts as fields (core/fields.h). An absent fact is read as 0.
 template <typename Facts>
 void list_facts(Facts& facts, FactsOf of, auto& visit) {
   for (const StepFact& fact : kStepFacts) {
@@ -116,8 +116,8 @@ void list_facts(Facts& facts, FactsOf of, auto& visit) {
   }
 }
 
-// Adds the facts of a step with this `over_steps` to `sums`. With kMax, `sums` keeps the larger
-// ones.
+// Adds to `sums` the facts of a step that have this `over_steps`. With kMax, `sums` keeps the
+// larger value.
 void add_facts(StepFacts& sums, const StepFacts& step, OverSteps over_steps);
 // Divides the facts with OverSteps::kMean by `steps`.
 void make_means(StepFacts& sums, std::size_t steps);

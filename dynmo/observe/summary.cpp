@@ -12,16 +12,16 @@ namespace dynmo::observe {
 namespace {
 
 constexpr std::string_view kSummaryFormat = "dynmo-summary-1";
-constexpr std::string_view kOptimum = "optimum";  // what best_speedup is
+constexpr std::string_view kOptimum = "optimum";  // kind of best_speedup
 constexpr std::string_view kBound = "bound";
-constexpr std::string_view kMeasured = "measured";  // what it is of
+constexpr std::string_view kMeasured = "measured";  // source of its costs
 constexpr std::string_view kGiven = "given";
 
 constexpr Limits kMembers{
     .min = 0, .max = std::numeric_limits<int>::max() - 1, .wanted = "a rank below 2147483647"};
 constexpr Limits kRanks{.min = 1, .wanted = "a number of ranks, 1 or more"};
 
-// Returns whether a text is the second of two.
+// Returns whether a text is `second`. Returns kBadInput if it is neither of the two.
 Expected<bool> is_second(std::string_view text, std::string_view first, std::string_view second) {
   if (text == first || text == second) return text == second;
   return make_error(ErrorCode::kBadInput, "is '{}', wanted {} or {}", text, first, second);

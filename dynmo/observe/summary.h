@@ -20,9 +20,8 @@
 
 namespace dynmo::observe {
 
-// The size of a run whose ranks may leave and join, as seconds of all ranks by activity. The
-// seconds of working, idle and changing ranks sum up to the time of all ranks in the run, without
-// checkpoints and validation.
+// The seconds of all ranks by activity, if ranks may leave and join. Working, idle and changing
+// seconds sum up to the time of all ranks in the run, without checkpoints and validation.
 struct SizeSummary {
   std::int64_t changes = 0;
   // Number of all members of the run so far. Their numbers are below it.
@@ -37,8 +36,8 @@ struct SizeSummary {
   friend bool operator==(const SizeSummary&, const SizeSummary&) = default;
 };
 
-// The facts are means and sums over the steps, as OverSteps says. The others stay 0. In a file the
-// keys after `ranks` may be absent, and also facts other than imbalance and bubble.
+// The facts are means and sums over the steps, as their OverSteps says. Facts with kNothing stay 0.
+// In a file the keys after `ranks` may be absent, and also facts other than imbalance and bubble.
 struct RunSummary : StepFacts {
   std::string name;  // "static", "dynmo"
   double tokens_per_s = 0;
@@ -105,8 +104,8 @@ struct Summary {
   friend bool operator==(const Summary&, const Summary&) = default;
 };
 
-// Returns the indices of the baseline and of the run that is compared with it. The dense run, which
-// is first, has other losses and layers. Returns nullopt if there are no two.
+// Returns the indices of the baseline and of the run that is compared with it. A dense run, which
+// comes first, is neither: its losses and layers differ. Returns nullopt if there are no two.
 [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> compared(const Summary& summary);
 
 [[nodiscard]] Json summary_json(const Summary& summary);

@@ -55,7 +55,7 @@ namespace {
 constexpr std::array<std::string_view, 9> kBlocks = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 constexpr int kEighths = 8;
 
-// Mean of the finite values of each column's share; NaN where there are none.
+// Returns the mean of the finite values in each column, or NaN if it has none.
 std::vector<double> columns_of(const std::vector<double>& values, int width) {
   const std::size_t columns = std::min(values.size(), static_cast<std::size_t>(width));
   std::vector<double> means;
@@ -77,7 +77,7 @@ struct Scale {
   double least = 0;
   double most = 0;
 
-  // Filled eighths of a plot of `height` rows; what is above the bottom shows at least one.
+  // Returns how many eighths of rows a value fills. A value above the lowest fills at least one.
   [[nodiscard]] int eighths(double value, int height) const {
     if (!std::isfinite(value) || !(most > least)) return 0;
     const double share = (value / 2 - least / 2) / (most / 2 - least / 2);  // halves: no overflow

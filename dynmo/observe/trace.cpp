@@ -24,7 +24,7 @@ int message_track(std::size_t rank, std::size_t lane) {
   return compute_track(rank) + 1 + static_cast<int>(std::min(lane, kLanes - 1));
 }
 
-// Where to draw messages so that no two on one track overlap: the first lane that is free again.
+// Assigns each message to the first track where it overlaps no other.
 class Lanes {
  public:
   std::size_t place(const TimedAction& message) {
@@ -45,7 +45,7 @@ std::string quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Exact microseconds with three decimals.
+// Returns exact microseconds with three decimals.
 std::string microseconds(Nanoseconds time) {
   const std::int64_t ns = time.count();
   return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", std::abs(ns / 1000), std::abs(ns % 1000));
@@ -81,7 +81,7 @@ class TraceText {
     name_tracks(lanes);
   }
 
-  // `more` are further members of the object.
+  // Returns the whole document. `more` has further members of the object.
   std::string finish(const std::string& more) && { return head_ + events_ + "\n]" + more + "}\n"; }
 
  private:
@@ -118,7 +118,8 @@ class TraceText {
   };
   using Messages = std::map<schedule::Action, Place>;
 
-  // `lanes` grows to the number of message tracks of each rank. Where each message was drawn.
+  // Adds the slices of a step. Returns where each message was drawn. Raises `lanes` to the number
+  // of message tracks of each rank.
   Messages add_actions(const TracedStep& step, Nanoseconds origin,
                        std::vector<std::size_t>& lanes) {
     Messages drawn;
@@ -186,7 +187,7 @@ class TraceText {
   void arrow(std::string_view name, const Place& from, const std::vector<Place>& on_the_way,
              const Place& to, Nanoseconds origin) {
     ++arrows_;
-    // Inside the slice it leaves, or the viewer would not know which one is meant.
+    // The arrow begins inside its slice, or the viewer could not assign it.
     const Nanoseconds leaves = std::max(from.timed->start, from.timed->end - Nanoseconds{1});
     const auto end = [&](std::string_view phase, int track, Nanoseconds time) {
       event(fmt::format(

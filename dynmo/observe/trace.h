@@ -49,11 +49,11 @@ struct TraceClock {
 // Returns {"error_s": the largest, "ranks": [{"offset_s", "error_s"}, ...]}.
 [[nodiscard]] Json clocks_json(std::span<const TraceClock> clocks);
 
-// Returns the trace. Slices are named like `2F0` and have stage and micro-batch. Communication in
-// the timeline overlaps compute, and has a separate track beside the rank's. Then an arrow runs
-// from the action that made the value to the action that uses it. On its way are the send and its
-// receive (flow events s, t, t, f of one id). Times are microseconds. `clocks` are written beside
-// the events, in "otherData". They are empty if all ranks have one clock.
+// Returns the trace. Slices are named like `2F0` and have stage and micro-batch. Communication
+// overlaps compute, so it is on tracks of its own beside the rank's. An arrow runs from the action
+// that made a value, by its send and receive, to the action that uses it (flow events s, t, t, f of
+// one id). Times are microseconds. `clocks` are written to "otherData". They are empty if all ranks
+// have one clock.
 [[nodiscard]] std::string trace_json(std::span<const TraceProcess> processes,
                                      std::span<const TraceClock> clocks = {});
 

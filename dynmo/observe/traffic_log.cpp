@@ -21,7 +21,7 @@ constexpr std::int64_t kMaxSum = std::int64_t{1} << 62;  // of all counts of a f
 
 constexpr Limits kRankNumber{.min = 0, .wanted = "the number of a rank"};
 
-// Adds `count` to a sum of them; false where that would be above kMaxSum.
+// Adds `count` to a sum. Returns false if the sum would exceed kMaxSum.
 bool add_count(std::int64_t& sum, std::int64_t count) {
   if (count > kMaxSum - sum) return false;
   sum += count;

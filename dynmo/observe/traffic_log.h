@@ -45,7 +45,7 @@ struct TrafficInterval {
 [[nodiscard]] Expected<std::vector<TrafficInterval>> read_traffic(
     const std::filesystem::path& path);
 
-// Replaces world ranks by the numbers that users see.
+// Replaces world rank r by numbers[r], the number that users see.
 void renumber(TrafficInterval& interval, const std::vector<int>& numbers);
 
 // Returns all intervals as one. It has all ranks that ever existed, each on its last node.

@@ -21,7 +21,7 @@ namespace {
 
 using Matrix = std::vector<std::vector<Bytes>>;
 
-// Both matrices with the ranks of a node together.
+// Holds both matrices, with the ranks of a node together.
 class Drawn {
  public:
   explicit Drawn(const TrafficInterval& traffic) : order_(traffic.ranks.size()) {
@@ -48,7 +48,7 @@ class Drawn {
     }
   }
 
-  // 0: nothing; else from just above 0 for the least to 1 for the most.
+  // Returns 0 for no bytes, else a share from just above 0 (fewest bytes) to 1 (most).
   [[nodiscard]] double share(Bytes bytes) const {
     if (bytes == Bytes{0}) return 0;
     if (least == most) return 1;
@@ -82,7 +82,7 @@ class Drawn {
   std::map<int, std::size_t> place_;
 };
 
-// "activation 1.0 MiB (predicted 1.0 MiB), ...".
+// Returns text such as "activation 1.0 MiB (predicted 1.0 MiB), ...".
 std::string purposes_text(const TrafficInterval& traffic) {
   std::string text;
   for (const Purpose purpose : kPurposes) {
@@ -128,7 +128,7 @@ std::string frame_text(const Drawn& drawn) {
   return text;
 }
 
-// A colour from white over blue to black.
+// Returns a colour from white over blue to black.
 std::string colour(double share) {
   const auto part = [&](double low, double high) {
     return static_cast<int>(std::lround(255 * (high + (low - high) * share)));

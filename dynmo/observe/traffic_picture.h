@@ -20,9 +20,9 @@ struct TrafficTextOptions {
   bool ascii = false;  // plain ASCII instead of UTF-8
 };
 
-// Returns lines of text, each ending with a newline, with one line of measured and predicted bytes
-// by purpose. For more than kMaxDrawnRanks ranks it returns this line only. Returns "" if nothing
-// was sent.
+// Returns a picture, and a line of measured and predicted bytes by purpose. Each line ends with a
+// newline. For more than kMaxDrawnRanks ranks it returns that line only. Returns "" if nothing was
+// sent.
 [[nodiscard]] std::string traffic_text(const TrafficInterval& traffic,
                                        const TrafficTextOptions& options = {});
 

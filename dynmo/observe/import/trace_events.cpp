@@ -13,7 +13,8 @@
 namespace dynmo::observe {
 namespace {
 
-// A node's own event lies inside this one, which also counts what the engine does around it.
+// Prefix of the engine's event around a node's own event. It includes the engine's work for the
+// node.
 constexpr std::string_view kNode = "autograd::engine::evaluate_function: ";
 
 bool is_kernel(std::string_view category) {
@@ -101,7 +102,8 @@ class Collector {
     return read.kind == Value::kInteger ? std::optional(read.integer) : std::nullopt;
   }
 
-  // Operations of the backward pass name the thread of their forward one, others say 0.
+  // Adds an operation, or a backward node. Operations inside a node have the thread of their
+  // forward operation; those of the forward pass have 0.
   Expected<void> add_operation() {
     const auto sequence = whole(kSequence);
     const std::string_view name = text(kName);
@@ -154,7 +156,8 @@ class Collector {
     return value.kind == Value::kOther ? value.text : fmt::format("{}", value.number);
   }
 
-  // Process and thread may be numbers or names.
+  // Returns the number of the event's thread. In a trace, process and thread may be numbers or
+  // names.
   int thread() {
     key_.clear();
     for (const int field : {kProcess, kThread}) {

@@ -68,7 +68,7 @@ class TraceJoiner {
   }
 
  private:
-  // Every file has named layers, or every file has a pipeline's actions.
+  // Checks that every file has named layers, or every file has a pipeline's actions.
   Expected<void> check_ranges(const NamedLayers& found, const StageActions& actions,
                               std::string_view origin) {
     const bool named = !found.layers.empty();
@@ -141,7 +141,7 @@ class TraceJoiner {
     return {};
   }
 
-  // All stages are there: 0, 1, ..., and the last one sends nothing.
+  // Checks that the stages are 0, 1, ..., and that the last one sends nothing.
   [[nodiscard]] Expected<void> check_stages() const {
     int next = 0;
     for (const auto& [stage, times] : stages_) {

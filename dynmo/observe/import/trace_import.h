@@ -12,8 +12,8 @@
 // and their contents are read. A layer's times are medians over the occurrences.
 //
 // Backward nodes belong to the layer of the forward operation that made them: PyTorch gives both
-// the same sequence number. Their time is W if they accumulate gradients of weights, and for the
-// embedding's gradient. It is half I and half W for products with weights, else I. A layer may have
+// the same sequence number. The time of a node is W if it accumulates gradients of weights, or is
+// the embedding's. It is half I and half W for products with weights, else I. A layer may have
 // ranges `NAME.backward_input` and `NAME.backward_weight`, or `NAME.backward` (half each). They
 // replace the nodes. If the trace has device kernels, times are those of the kernels launched
 // inside a range or node.
@@ -50,10 +50,10 @@ struct TraceText {
   std::string origin;
 };
 
-// Imports the traces of all ranks, or of one. A layer or stage may be in several files, as replicas
-// have it. Returns kBadInput, one line with file and JSON pointer or range, if a text is no trace.
-// Other causes are no ranges, no backward, a range of a layer without forward, and an absent stage.
-// Overlapping layers and recomputed activations of named layers are refused, too. `layers` is for
+// Imports the traces of all ranks, or of one. Replicas of a layer or stage may be in several files.
+// Returns kBadInput, one line with file and JSON pointer or range, if a text is no trace. Refuses
+// files without ranges or backward, a layer's other range without its forward, and absent stages.
+// Refuses overlapping layers, and recomputed activations of named layers, too. `layers` is for
 // traces without named layers.
 [[nodiscard]] Expected<TraceImport> import_traces(std::span<const TraceText> traces,
                                                   const StageLayers& layers = {});

@@ -124,7 +124,7 @@ class LayerFinder {
     return {};
   }
 
-  // Forward ranges of a thread must follow one another, outside of the backward pass.
+  // Checks that the forward ranges of a thread follow one another, outside of the backward pass.
   Expected<void> check_overlaps() const {
     std::map<int, const TraceEvent*> last;
     for (const Occurrence& occurrence : occurrences_) {
@@ -163,7 +163,7 @@ class LayerFinder {
     return last != nullptr && operation.start_us < last->range->end_us() ? last : nullptr;
   }
 
-  // The occurrence whose forward made `node`; null if that lies in no layer.
+  // Returns the occurrence whose forward made `node`, or null if no layer's did.
   [[nodiscard]] Occurrence* maker_of(const TraceEvent& node) const {
     const auto found = operations_.find(*node.number);
     if (found == operations_.end()) return nullptr;
@@ -182,7 +182,7 @@ class LayerFinder {
     for (const std::size_t i : outer_nodes(events_)) {
       const TraceEvent& node = events_.nodes[i];
       Occurrence*& owner = last[node.thread];
-      if (node.number) owner = maker_of(node);  // those without follow what made their gradient
+      if (node.number) owner = maker_of(node);  // else that of the node before
       add_node(node, owner);
     }
   }
@@ -235,8 +235,8 @@ class LayerFinder {
   std::vector<FoundLayer> layers_;
   std::vector<Occurrence> occurrences_;  // in order of start
   std::map<int, std::vector<Occurrence*>> by_thread_;
-  // Forward operations by sequence number. The last one of a number made the node. Earlier ones
-  // call it, or made no node. Numbers return with a new thread, so the latest before a node counts.
+  // Forward operations by sequence number. Several may have one number: the last of them made the
+  // node. A new thread uses the numbers again, so the latest operation before a node counts.
   std::unordered_map<std::int64_t, std::vector<const TraceEvent*>> operations_;
   NamedLayers result_;
 };

@@ -54,9 +54,9 @@ class TraceClock {
   std::map<int, Launches> threads_;
 };
 
-// Returns the share of a node's time that is spent on gradients of weights. Products with weights
-// compute two gradients of the same arithmetic; those of attention go by other names. A compiled
-// layer's node has both.
+// Returns the share of a node's time for gradients of weights. It is 1 for their accumulation and
+// for the embedding. It is one half for products with weights, which compute two gradients with the
+// same arithmetic, and for compiled layers. It is 0 for all others.
 [[nodiscard]] double weight_share(std::string_view node);
 
 // Returns the indices of the nodes that are no part of another node.
@@ -88,14 +88,14 @@ struct StageActions {
 
 struct NamedLayer {
   std::string name;
-  int stage = -1;  // in whose forward pass the first occurrence is; -1: in none
+  int stage = -1;  // whose forward pass has the first occurrence; -1: none
   PartTimes times;
 };
 
 struct NamedLayers {
   std::vector<NamedLayer> layers;  // in order of their first forward
   double unclaimed_s = 0;          // backward nodes of no layer
-  std::string looked_through;      // name of a range that a library made, if there is one
+  std::string looked_through;      // name of a library's range, whose contents were read; "": none
 };
 
 // Finds the layers whose forward runs in ranges NAME.forward. Returns kBadInput if ranges overlap,

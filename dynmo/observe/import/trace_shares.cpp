@@ -17,7 +17,7 @@
 namespace dynmo::observe {
 namespace {
 
-// A pass of a stage, and the same of a layer.
+// The fields of one pass, for a stage and for a layer.
 struct PassFields {
   double StageTimes::*stage;
   double cost::LayerCost::*layer;
@@ -43,7 +43,8 @@ cost::ModelCost one_layer_each(const std::vector<StageTimes>& stages) {
   return model;
 }
 
-// The time of a block, by the stages that hold blocks alone; by the first stage if there are none.
+// Returns the time of a block: the median over the stages that hold only blocks. With two stages it
+// is that of the first stage.
 double block_time(const std::vector<StageTimes>& stages, const std::vector<int>& blocks,
                   double StageTimes::*pass) {
   std::vector<double> times;
@@ -54,7 +55,8 @@ double block_time(const std::vector<StageTimes>& stages, const std::vector<int>&
   return median(std::move(times));
 }
 
-// `parts` are the layers of one stage: blocks, and the embedding or the head if it has them.
+// Divides the time `all` of a stage among its layers. The embedding or the head gets what exceeds
+// the time `block` for each block. The blocks share the rest.
 void share_equally(std::span<cost::LayerCost> parts, double all, double block,
                    double cost::LayerCost::*pass) {
   const auto blocks = static_cast<double>(std::ranges::count_if(
@@ -100,7 +102,7 @@ Expected<cost::ModelCost> equal_blocks(const std::vector<StageTimes>& stages,
   return model;
 }
 
-// The number of layers of each stage: those of its blocks, the embedding and the head.
+// Returns the number of layers of each stage: its blocks' layers, the embedding and the head.
 Expected<std::vector<std::size_t>> layers_of_stages(const StageLayers& layers) {
   std::vector<std::size_t> sizes;
   std::size_t next = 0;

@@ -33,10 +33,10 @@ struct SharedTimes {
   std::string rule;  // one line for the user
 };
 
-// Shares out the times of stages. The sum of a stage's layers is its time in every pass. Without
-// formulas blocks of a stage are equal. The embedding and the head have what the first and the last
-// stage take beyond their number of blocks at the median time of a block in the other stages.
-// Returns kBadInput if `blocks` does not fit the stages or the formulas.
+// Divides the times of stages among their layers. The sum over a stage's layers is its time in
+// every pass. Without formulas all blocks of a stage are equal. Then the embedding gets what its
+// stage takes beyond its blocks, each at the median time of a block in the other stages. So does
+// the head. Returns kBadInput if `blocks` does not fit the stages or the formulas.
 [[nodiscard]] Expected<SharedTimes> share_out(const std::vector<StageTimes>& stages,
                                               const StageLayers& layers);
 

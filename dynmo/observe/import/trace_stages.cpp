@@ -54,7 +54,7 @@ class NodeSums {
     return before(range.start_us) == before(range.end_us());
   }
 
-  // The weights' share of the nodes in a range; one half if there are none.
+  // Returns the weights' share of the nodes' time in a range, or one half without nodes.
   [[nodiscard]] double share_in(const TraceEvent& range) const {
     const std::size_t begin = before(range.start_us);
     const std::size_t end = before(range.end_us());

@@ -16,21 +16,21 @@
 
 namespace dynmo::observe {
 
-// Reads a file or a text. At most kMaxValueBytes may pass between two calls of note_value(), which
-// bounds what the parser holds. For one thread.
+// Reads a file or a text. Fails if more than kMaxValueBytes pass between two calls of note_value().
+// This bounds the parser's memory. For one thread.
 class TraceStream {
  public:
   static constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;
 
   explicit TraceStream(std::string_view text) : begin_(text.data()), end_(begin_ + text.size()) {}
-  // Opens a file. A fault is that of finish().
+  // Opens a file. finish() returns an error of opening.
   TraceStream(const std::filesystem::path& path, const OpenTrace& open);
   TraceStream(const TraceStream&) = delete;
   TraceStream& operator=(const TraceStream&) = delete;
 
   // Returns the first bytes, or fewer at the end of the text.
   [[nodiscard]] std::string_view head() const;
-  // Returns the fault of opening or reading, if any.
+  // Returns the error of opening or reading, if any.
   [[nodiscard]] Expected<void> finish() const;
   void note_value() { since_value_ = 0; }
 

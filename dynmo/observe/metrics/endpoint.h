@@ -18,8 +18,8 @@
 
 namespace dynmo::observe {
 
-// Returns the answer to a request's head: the text for GET and HEAD of /metrics, else an error of
-// HTTP that says what there is.
+// Returns the answer to a request's head: the text for GET and HEAD of /metrics, else an HTTP error
+// that names /metrics.
 [[nodiscard]] std::string answer_http(std::string_view head, std::string_view text);
 
 // Any thread may call any function.

@@ -47,7 +47,7 @@ constexpr std::array<std::uint32_t, 256> crc_table() {
   return table;
 }
 
-// The files have checksums rotated by 15 bits plus a constant, as a file may hold checksums itself.
+// Returns the checksum as files hold it: rotated by 15 bits, plus a constant.
 std::uint32_t masked_crc(std::string_view bytes) {
   return std::rotr(crc32c(bytes), 15) + 0xA282EAD8U;
 }

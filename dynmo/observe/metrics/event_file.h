@@ -27,8 +27,8 @@ class EventFile {
   // with the path and the system's reason.
   [[nodiscard]] static Expected<EventFile> create(const std::filesystem::path& folder);
 
-  // Drops the points from this step on in all files of the folder, because the run continues there.
-  // Like the functions below, returns kBadInput if the file cannot be written and lacks the data.
+  // Removes the points from this step on in all files of the folder, because the run continues
+  // there. This call and the ones below return kBadInput if the file cannot be written.
   [[nodiscard]] Expected<void> drop_from(std::int64_t step);
   [[nodiscard]] Expected<void> add(std::int64_t step, std::span<const Metric> metrics);
   // Adds a text in Markdown, for TensorBoard's page of texts.

@@ -15,13 +15,14 @@ const StepFact* fact_of(std::string_view key) {
   return found == kStepFacts.end() ? nullptr : found;
 }
 
-// The fields of a record that are no facts are of the run, except the position of a rank's layers.
+// Returns whether a field belongs to the run or to a rank. Fields that are no facts belong to the
+// run, except for the position of a rank's layers.
 MetricOf scope_of(const StepFact* fact, std::string_view key) {
   if (fact != nullptr) return fact->of;
   return key == "first_layer" || key == "layers" ? MetricOf::kRank : MetricOf::kRun;
 }
 
-// "dynmo_busy_seconds" of "busy_s". Characters that Prometheus does not allow become "_".
+// Returns "dynmo_busy_seconds" for "busy_s". Characters that Prometheus does not allow become "_".
 std::string prometheus_name(std::string_view key) {
   const bool seconds = key.ends_with("_s");
   std::string name = fmt::format("dynmo_{}", key.substr(0, key.size() - (seconds ? 2 : 0)));

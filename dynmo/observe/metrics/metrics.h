@@ -26,8 +26,8 @@ struct RunScale {
 // Returns the FLOP/s of a rank, from products of the dense model, or 0 if they are not known.
 [[nodiscard]] double flops_per_s(const RunScale& scale, double step_s);
 
-// Returns the metrics of a record: those of one rank, or of the run, which are the same on all
-// ranks. A number that is not known on this rank is omitted. Tags are unique, and so are names.
+// Returns the metrics of a record: those of the rank, or those of the run, which are the same on
+// all ranks. Numbers that the record lacks are omitted. Tags are unique, and so are names.
 [[nodiscard]] std::vector<Metric> metrics_of(const StepRecord& record, MetricOf of,
                                              const RunScale& scale);
 

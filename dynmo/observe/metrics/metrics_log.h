@@ -57,15 +57,15 @@ class MetricsLog {
   // The newest numbers, as the file for Prometheus and the endpoint show them.
   struct Newest {
     std::vector<MetricGroup> groups;
-    std::vector<Metric> of_events;  // the newest value of each
+    std::vector<Metric> of_events;  // the newest value of each metric
     std::chrono::steady_clock::time_point written;
-    bool unwritten = false;  // they are not in the file
+    bool unwritten = false;  // the file is older
   };
   struct Failure {
     std::optional<std::string> first;
     bool told = false;
   };
-  // Each requires the lock.
+  // These functions require the lock.
   void serve();
   [[nodiscard]] std::vector<MetricGroup> newest_groups() const;
   void note(const Expected<void>& done);
@@ -89,7 +89,7 @@ class MetricsLog {
 // Returns a log for these outputs, or nullptr if there are none.
 [[nodiscard]] std::unique_ptr<MetricsLog> make_metrics_log(const RunFolder& folder, WorldRank rank,
                                                            MetricsLog::Outputs outputs);
-// Returns a function that adds records to the log (RecordWriterOptions::also), if there is one.
+// Returns a function that adds records to `log` (RecordWriterOptions::also), or an empty one.
 [[nodiscard]] std::function<void(const StepRecord&)> record_sink(MetricsLog* log);
 
 }  // namespace dynmo::observe
