@@ -31,8 +31,8 @@ std::span<std::byte> bytes_of(Digest& digest) {
 
 }  // namespace
 
-// A layer at its source. Header, pieces, gradients and the digest of them all travel on the layer's
-// tag, in this order. Neither end moves in memory, as the transport knows where its members are.
+// A layer at its source. Header, pieces, gradients and their digest travel on the layer's tag, in
+// this order. Does not move in memory, because the transport has addresses of its members.
 struct BackgroundMove::Outgoing {
   LayerId layer;
   Member to;
@@ -46,15 +46,15 @@ struct BackgroundMove::Outgoing {
   std::vector<std::unique_ptr<Operation>> operations = {};  // destroyed before what they send
 };
 
-// A layer at its destination, in its final memory, or in a host buffer if that is a device's.
+// A layer at its destination, in its final memory. For a device it is in a host buffer first.
 struct BackgroundMove::Incoming {
   LayerId layer;
   Member from;
   model::LayerState copy = {};
-  std::vector<LayerPiece> pieces = {};  // gradients included, behind ...
-  std::size_t of_state = 0;             // ... so many
+  std::vector<LayerPiece> pieces = {};  // of the state, then of the gradients
+  std::size_t of_state = 0;             // number of those of the state
   std::array<std::byte, model::kHeaderBytes> header{};
-  Digest digest = {};  // as the source has it
+  Digest digest = {};  // sent by the source
   std::string refusal = {};
   std::vector<std::unique_ptr<Operation>> operations = {};
 };
@@ -102,7 +102,7 @@ void BackgroundMove::give_up() {
   thread_.join();
 }
 
-// The thread's own: what a piece of an outgoing layer needs before it is sent, then what arrives.
+// Runs on the object's thread. Prepares and digests the pieces of outgoing layers, then receives.
 void BackgroundMove::work() {
   try {
     for (Outgoing& layer : outgoing_) {
@@ -147,10 +147,10 @@ Expected<void> BackgroundMove::receive_all() {
 
 void BackgroundMove::send_some() { post_pieces(pace_.next_call()); }
 
-// Posts the pieces below `end` that the thread has been through, of all layers in their order.
+// Posts the pieces that the thread has prepared, up to number `end` over all layers in their order.
 void BackgroundMove::post_pieces(std::size_t end) {
   end = std::min(end, ready_.load());
-  std::size_t first = 0;  // piece of the layer, among those of all
+  std::size_t first = 0;  // number of the layer's first piece
   for (Outgoing& layer : outgoing_) {
     if (posted_ >= end) return;
     const Tag tag = transport::migration_tag(layer.layer);

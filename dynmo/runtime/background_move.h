@@ -27,7 +27,7 @@
 
 namespace dynmo::runtime {
 
-// One rank's part of a move. One thread calls it and posts its messages. A thread of its own waits
+// One rank's part of a move. The caller's thread posts all messages. The object's own thread waits
 // for messages and computes the digests, but posts nothing.
 class BackgroundMove {
  public:
@@ -47,13 +47,13 @@ class BackgroundMove {
   // Sends the next few pieces. Their number is small, so that the step's own messages do not wait
   // long behind them. Does not block.
   void send_some();
-  // Sends the rest and waits for all copies. The gradients of the step are complete in `from`,
-  // which has the layers that this rank sends. Called once.
+  // Sends the rest and waits for all copies. `from` has the layers that this rank sends, with the
+  // complete gradients of the step. Called once.
   //
   // Returns the seconds that this took. They do not include waiting for another rank to reach the
   // end of its step. Returns kPeerLost if a rank is lost, which ends the group.
   [[nodiscard]] Expected<double> finish(const LayerStates& from);
-  // Stops using the group. If the move is not finished, it also ends the group, because other ranks
+  // Stops using the group. If the move is not finished, also ends the group, because other ranks
   // wait for this one.
   void give_up();
 

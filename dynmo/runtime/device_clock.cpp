@@ -12,7 +12,7 @@ DeviceClock::Mark DeviceClock::mark() {
   const auto now = emulated_ != nullptr ? emulated_->mark() : std::chrono::steady_clock::now();
   const Mark mark{.host = now, .event = events_.size()};
   if (device_.is_cpu()) return mark;
-  // (Events as they are by default know no time.)
+  // (By default an event cannot measure time.)
   c10::Event& event = events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   return mark;

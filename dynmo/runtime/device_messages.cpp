@@ -12,7 +12,7 @@
 namespace dynmo::runtime {
 namespace {
 
-// A channel of one pipeline, the same in all replicas.
+// A channel between two ranks of a pipeline, the same in all replicas.
 struct Link {
   Rank from;
   Rank to;
@@ -20,7 +20,7 @@ struct Link {
   friend auto operator<=>(const Link&, const Link&) = default;
 };
 
-// The sender and the receiver of each channel of a lowered schedule.
+// Returns the sender and the receiver of each channel of a lowered schedule.
 std::set<Link> links_of(const schedule::Schedule& lowered, int lane) {
   std::set<Link> links;
   for (const auto& actions : lowered.ranks) {

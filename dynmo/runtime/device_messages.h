@@ -22,12 +22,12 @@ class DeviceMessages {
 
   // Returns the transport of this replica's ranks for a step, or null.
   [[nodiscard]] transport::Transport* transport() const { return transport_.get(); }
-  // Returns an error if the channels have failed. What a wait for the device returned since is then
-  // not to be used: aborted channels have received nothing.
+  // Returns an error if the channels have failed. Results that were waited for since the failure
+  // are then invalid: aborted channels have received nothing.
   [[nodiscard]] Expected<void> check() const;
   void schedules_changed() { due_ = group_ != nullptr; }
-  // Opens the channels of the schedules. All ranks have the same schedules and call it at the same
-  // points. They open the channels in one order.
+  // Opens the channels of the schedules if schedules_changed() was called. All ranks call it at the
+  // same points with the same schedules, and open the channels in one order.
   [[nodiscard]] Expected<void> open(const transport::Grid& grid, const Program& program, int lane);
 
  private:

@@ -24,8 +24,7 @@ using schedule::ActionKind;
 using Clock = std::chrono::steady_clock;
 using Key = std::pair<StageId, MicroBatchId>;
 
-// The tensors that a trained stage saves of a micro-batch from F to the end of W, by layer of the
-// stage.
+// The saved tensors of a stage for a micro-batch, from F to the end of W, by layer.
 struct StageStash {
   std::vector<std::unique_ptr<model::Stash>> layers;
 };
@@ -73,7 +72,8 @@ class Interpreter {
   int stages() const { return static_cast<int>(input_.plan.stages.size()); }
   const plan::PlanStage& stage(StageId id) const { return input_.plan.stages[id.index()]; }
 
-  // A device that has run dry waits from then on, not from when its host comes to wait.
+  // Waits for the message of an action. An emulated device waits from the end of its work on, not
+  // from the host's call.
   Expected<void> wait_for(const Action& action) {
     using Message = model::EmulatedDevice::Message;
     const double waited_s = output_.waiting_s;
@@ -107,8 +107,8 @@ class Interpreter {
     }
   }
 
-  // Reads the device's measurements and results once it is done: read once, so that nothing waits
-  // for it on the way.
+  // Reads the device's measurements and results once, after its work. So nothing waits for it
+  // earlier.
   void read_device() {
     for (const Due& due : times_.due) *due.seconds = clock_.seconds(due.from, due.to);
     for (const auto& [seconds, fetch_s] : times_.fetched) *seconds += fetch_s;
@@ -140,14 +140,15 @@ class Interpreter {
     return total;
   }
 
-  // `seconds` will be the time between two marks; it stays where it is.
+  // Sets `seconds` to the time between two marks at the end of the step. Its address must not
+  // change.
   void measure(double& seconds, DeviceClock::Mark from, DeviceClock::Mark to) {
     times_.due.push_back({&seconds, from, to});
   }
 
   Nanoseconds host_time() const { return Clock::now() - clock_.start().host; }
 
-  // Returns the input of an action: just arrived, or left by the neighbour stage on this rank.
+  // Returns the input of an action: the message that arrived, or the value of a stage on this rank.
   model::Hidden input_of(Key key, StageId neighbour) {
     if (values_.arrived) return *std::exchange(values_.arrived, std::nullopt);
     return take(values_.kept, {neighbour, key.second});
@@ -184,14 +185,16 @@ class Interpreter {
     return MicroBatchId(input_.first_micro_batch + id.value);
   }
 
-  // Weight gradients are in micro-batch order in every schedule.
+  // Calls gradient_ready after a layer's last micro-batch. Weight gradients are in micro-batch
+  // order in every schedule.
   void weight_gradient_done(LayerId layer, MicroBatchId id) {
     if (!input_.gradient_ready || id.value + 1 < micro_batches()) return;
-    messages_.post_leaving();  // it may wait for another replica
+    messages_.post_leaving();  // gradient_ready may wait for another replica
     input_.gradient_ready(layer);
   }
 
-  // (Undefined in emulated runs.) Copies from pinned memory, for which the host need not wait.
+  // Returns a copy on the device, from pinned memory, so the host does not wait. `tensor` is
+  // undefined in emulated runs.
   at::Tensor on_device(const at::Tensor& tensor) const {
     const Staging& staging = input_.staging;
     if (!tensor.defined() || staging.device.is_cpu()) return tensor;
@@ -207,7 +210,7 @@ class Interpreter {
     return false;
   }
 
-  // Fetches what the stage's layers need of the batch.
+  // Returns the context of the stage's layers, with the parts of the batch that they need.
   model::LayerContext context_of(Key key) const {
     model::LayerContext context;
     context.step = input_.step;
@@ -281,8 +284,7 @@ class Interpreter {
                   const model::Output& output) {
     std::optional<Bytes> bytes = stash.bytes();
     if (!bytes && meter) {
-      // The stash and the output stay allocated; the input, which the stash keeps alive, was there
-      // before.
+      // The stash and the output are new memory. The input, which the stash keeps alive, is not.
       const auto size = [](const at::Tensor& tensor) {
         return Bytes{tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0};
       };
@@ -364,7 +366,7 @@ class Interpreter {
     }
   }
 
-  // A time to be read from the clock at the end.
+  // A time that is read from the device's clock at the end.
   struct Due {
     double* seconds;
     DeviceClock::Mark from;
@@ -374,19 +376,19 @@ class Interpreter {
   struct Results {
     std::map<LayerId, std::vector<at::Tensor>> losses;
     std::map<LayerId, std::vector<std::vector<double>>> figures;
-    std::map<LayerId, std::vector<at::Tensor>> later_figures;  // behind figures
+    std::map<LayerId, std::vector<at::Tensor>> later_figures;  // follow the figures
   };
   struct Times {
-    std::vector<Due> due;  // into output_'s layer times, whose places do not change
+    std::vector<Due> due;  // point into output_.layer_times, which do not move
     std::vector<std::pair<DeviceClock::Mark, DeviceClock::Mark>> actions;
-    std::vector<std::pair<double*, double>> fetched;  // forward times, what reading tokens adds
+    std::vector<std::pair<double*, double>> fetched;  // forward time, seconds of reading tokens
   };
 
   struct Values {
     // Results by (stage, micro-batch) that are not yet sent, or used by a neighbouring stage of
     // this rank. Gradients have no rows.
     std::map<Key, model::Hidden> kept;
-    std::optional<model::Hidden> arrived;  // what the action has just received
+    std::optional<model::Hidden> arrived;  // message for the current action
   };
 
   transport::Member rank_;

@@ -34,20 +34,20 @@ struct StepInput {
   // Length of the frozen prefix. It is the number of layers for a forward-only schedule.
   int frozen_layers = 0;
   model::Pass pass = model::Pass::kTraining;
-  // For a schedule that is only a part of the step (one of several rounds or replicas). The first
-  // number is that of its first micro-batch in the step. The second is the number of micro-batches
-  // of the step, or 0 for those of the schedule.
+  // For a schedule that is only a part of the step (one of several rounds or replicas): the number
+  // of its first micro-batch, and the number of micro-batches of the step. The latter is 0 if the
+  // schedule has them all.
   int first_micro_batch = 0;
   int step_micro_batches = 0;
   // Fills StepOutput::stash_bytes also for layers whose stash does not know its bytes. This is
   // slower.
   bool meter_stashes = false;
   std::vector<std::int64_t> boundary_shape;  // of the hidden tensor between stages
-  // Shapes of the step, for layers with shapes of their own.
+  // The shapes of this step's boundaries.
   model::OutputShapes output_shapes = {};
   // For each layer, the number of rows for which its first output message has room
-  // (row_messages.h). It is 0 if no rows may have left, and an empty list means 0 for all. Equal on
-  // all ranks.
+  // (row_messages.h), or 0 if no row can have left. An empty list has 0 for all. Equal on all
+  // ranks.
   std::vector<std::int64_t> room = {};
   at::ScalarType boundary_type = at::kFloat;
   Staging staging = {};       // of the states and of messages between stages
@@ -55,10 +55,10 @@ struct StepInput {
   // A transport of the same ranks for bytes in the device's memory. Its waits order the device's
   // work without stopping the host. If null, messages pass through host memory.
   transport::Transport* device_messages = nullptr;
-  // Returns a micro-batch of the step. Called if its first or last stage, or a stage with a layer
-  // that needs targets, runs here.
+  // Returns a micro-batch of the step. Called if this rank runs the first or last stage, or a stage
+  // with a layer that needs targets.
   std::function<MicroBatch(MicroBatchId)> batch;
-  // Called when the layer's last weight gradient of the schedule is done. Its time belongs to an
+  // Called when the last weight gradient of a layer is done. The time of the call belongs to an
   // action but to no layer.
   std::function<void(LayerId)> gradient_ready = {};
   // Called before each action that computes.
@@ -73,15 +73,15 @@ struct StepOutput {
   // The figures of the layers here, summed over the micro-batches in their order. kTraining only.
   std::map<LayerId, std::vector<double>> figures;
   std::map<LayerId, std::vector<cost::LayerTime>> layer_times;  // by micro-batch
-  // The number of rows behind each layer here with room for rows, by micro-batch. kTraining only.
+  // The rows that leave each layer here, by micro-batch, if StepInput::room has it. kTraining only.
   std::map<LayerId, std::vector<std::int64_t>> rows;
   std::map<LayerId, Bytes> stash_bytes;  // largest of a micro-batch, if known
-  // The squared norms of the layers' gradients, if a device has computed them with the step.
+  // The squared norms of the layers' gradients, if a device has computed them within the step.
   std::map<LayerId, double> squared_norms;
   std::vector<schedule::TimedAction> actions;  // compute, in order, since the start of the step
-  // Sends and receives, from posting until this rank saw their end. It sees a receive when it needs
-  // the message, and a send at the end of the step. Times are those of the host's clock, also for
-  // device_messages.
+  // Sends and receives, from posting to the end as this rank saw it. It sees the end of a receive
+  // when it needs the message, and of a send at the end of the step. Times are by the host's clock,
+  // also for device_messages.
   std::vector<schedule::TimedAction> messages;
   std::int64_t start_ns = 0;  // steady clock, comparable on one host
   double seconds = 0;         // from start_ns to the end of the last send
@@ -97,8 +97,8 @@ struct StepOutput {
                                                 const model::Model& model, const StepInput& input,
                                                 LayerStates& states);
 
-// Adds the output of one more round. `first` is the number of its first micro-batch among this
-// replica's.
+// Appends the output of the next round to that of the step. `first` is the number of the round's
+// first micro-batch among this replica's.
 void append(StepOutput& step, StepOutput round, int first);
 
 }  // namespace dynmo::runtime

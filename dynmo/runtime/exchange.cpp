@@ -16,7 +16,7 @@ namespace dynmo::runtime {
 
 namespace {
 
-// A rank's own figures, at the start of its numbers.
+// A rank's own figures, the first of its numbers.
 constexpr std::array kFigures = {&control::RankFigures::busy_s,
                                  &control::RankFigures::overhead_s,
                                  &control::RankFigures::plan_s,
@@ -28,7 +28,7 @@ constexpr std::array kFigures = {&control::RankFigures::busy_s,
 constexpr std::array kRequests = {&RankStats::asks, &RankStats::refuses};
 constexpr std::size_t kOwn = kFigures.size() + kRequests.size();
 
-// The numbers that every layer has, at the start of its own.
+// The numbers that every layer has, the first of its own.
 struct LayerNumber {
   double (*get)(const RankStats::Layer&);
   void (*set)(RankStats::Layer&, double);
@@ -62,7 +62,7 @@ std::vector<LayerNumber> layer_numbers(const model::Model& model) {
   return numbers;
 }
 
-// The numbers of each kind that a layer has beyond layer_numbers().
+// Counts of a layer's numbers beyond layer_numbers(), by kind.
 struct LayerSizes {
   std::size_t figures = 0;
   std::size_t losses = 0;
@@ -71,7 +71,7 @@ struct LayerSizes {
 using Layers = std::map<LayerId, RankStats::Layer>;
 
 // A rank's numbers in the order in which they are sent: its own, then those of its layers by id.
-// Ranks with fewer layers end with zeros, as all send equally many.
+// All ranks send equally many, so those with fewer layers end with zeros.
 class Layout {
  public:
   Layout(const plan::Plan& plan, const model::Model& model, int micro_batches)
@@ -150,8 +150,8 @@ void add(std::vector<double>& sums, const std::vector<double>& more) {
   for (std::size_t k = 0; k < more.size(); ++k) sums[k] += more[k];
 }
 
-// One layer, from its owner in every replica. Times are means over the replicas; the gradients are
-// the same in all.
+// Adds a layer, as its owner in every replica sent it. Times are means over the replicas. The
+// gradients are equal in all.
 void add_layer(Exchange& whole, const std::vector<const RankStats::Layer*>& replicas,
                const std::vector<LayerNumber>& numbers) {
   RankStats::Layer mean;

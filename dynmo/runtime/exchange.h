@@ -62,13 +62,13 @@ struct Exchange {
 };
 
 // Exchanges the figures. All ranks call it with the plan of the step. `micro_batches` is the number
-// of a replica. Numbers that a layer here does not give are 0. A check refuses more numbers than
-// the model names.
+// of a replica. Numbers that a layer does not have are 0. Fails a check if a layer has more numbers
+// than the model names.
 [[nodiscard]] Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag,
                                           const plan::Plan& plan, const model::Model& model,
                                           int micro_batches, const RankStats& own);
 
-// Returns whether it has the numbers of every layer of the model and of every rank.
+// Returns whether `exchanged` has the numbers of every layer of the model and of every rank.
 [[nodiscard]] bool fits(const Exchange& exchanged, const model::Model& model,
                         const transport::Axes& axes);
 
@@ -77,7 +77,7 @@ struct Exchange {
 // Parses these bytes. Returns kBadInput for others.
 [[nodiscard]] Expected<Exchange> parse_exchange(std::string_view bytes);
 
-// Returns the values by which the controller decides.
+// Returns the part of the exchange by which the controller decides.
 [[nodiscard]] inline control::ExchangedStep step_of(const Exchange& exchanged) {
   return {.layers = exchanged.layers, .stats = exchanged.stats};
 }

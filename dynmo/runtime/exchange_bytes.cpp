@@ -67,7 +67,7 @@ class Writer {
   std::string bytes_;
 };
 
-// After the first fault all numbers are 0.
+// Reads the fields. After the first fault all numbers are 0.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : left_(bytes) {}
@@ -101,7 +101,7 @@ class Reader {
   void operator()(std::vector<T>& list) {
     std::int64_t length = 0;
     (*this)(length);
-    // Each of the list takes eight bytes at least.
+    // Each element takes at least eight bytes.
     if (length < 0 || static_cast<std::uint64_t>(length) > left_.size() / 8) return fail();
     list.resize(static_cast<std::size_t>(length));
     for (T& each : list) (*this)(each);

@@ -19,7 +19,7 @@ namespace dynmo::runtime {
 [[nodiscard]] Bytes bytes_of_shape(const std::vector<std::int64_t>& shape, at::ScalarType type);
 
 // Returns what is known of the layers before a measurement: names and bytes. `pruned` has the
-// remaining weights of layers that were pruned. `fit` gives the time of their products from that.
+// shapes of pruned layers, and `fit` the time of their products.
 [[nodiscard]] cost::ModelCost known_costs(const model::Model& model, const PipelineOptions& options,
                                           const std::map<LayerId, model::StateShape>& pruned = {},
                                           const cost::ProductFit& fit = {});

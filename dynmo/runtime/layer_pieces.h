@@ -35,15 +35,15 @@ class LayerPiece {
 };
 
 // Returns the tensors of a state in the order of model::tensors(), as pieces of kPieceBytes and a
-// rest. Sizes follow from the model and the state's shape. So both ends of a transfer know them,
-// even if their tensors have different addresses.
+// shorter last one. Sizes follow from the model and the state's shape, so both ends of a transfer
+// know them, wherever their tensors are in memory.
 [[nodiscard]] std::vector<LayerPiece> layer_pieces(model::LayerState& state);
 // Like layer_pieces(), for the gradients alone, in parameter order. Returns none if the layer is
 // frozen.
 [[nodiscard]] std::vector<LayerPiece> layer_gradient_pieces(const model::LayerState& state);
 
-// Takes over the numbers of a header that arrived, if it describes this layer. Otherwise returns
-// the reason for the refusal.
+// Stores the numbers of a received header in `state` and returns "". Returns the reason for a
+// refusal if the header describes another layer.
 [[nodiscard]] std::string take_header(std::span<const std::byte> bytes, model::LayerState& state);
 
 }  // namespace dynmo::runtime

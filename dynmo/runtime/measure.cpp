@@ -37,7 +37,7 @@ Expected<double> message_time_s(transport::Transport& pipeline, transport::Tag t
       if (asks) DYNMO_TRY(receive->wait());
       seconds.push_back(seconds_since(start) / 2);
     }
-    // (The first one meets a rank that is not there yet, others may meet a busy processor.)
+    // (The median leaves out the first message, which waits for the other rank, and outliers.)
     if (asks) message_s = median(std::move(seconds));
   }
   return message_s;

@@ -16,16 +16,16 @@
 
 namespace dynmo::runtime {
 
-// Returns the seconds of a message of this shape to the next rank if both ends are posted. It is
+// Returns the seconds of a message of this shape to the next rank, with both ends posted. It is
 // half of a round trip, the median of nine. One pair of ranks measures at a time. All ranks of
 // `pipeline` call it. The last one has no next rank and gets 0.
 [[nodiscard]] Expected<double> message_time_s(transport::Transport& pipeline, transport::Tag tag,
                                               const std::vector<std::int64_t>& shape,
                                               at::ScalarType type);
 
-// Measures the rate of a ring's links while all layers' gradients are reduced at once, as at the
-// end of a step. Each of the R ranks sends 2 (R - 1) / R of the gradients to its neighbour. All of
-// `peers` call it, two or more. It sums the gradients.
+// Returns the bytes per second of a link while the gradients of all layers are reduced at once, as
+// at the end of a step. Each of the R ranks sends 2 (R - 1) / R of the gradients. All of `peers`
+// call it, two or more. It sums the gradients.
 [[nodiscard]] Expected<double> reduction_bytes_per_s(transport::Transport& peers,
                                                      LayerStates& states, const Staging& staging);
 

@@ -27,7 +27,7 @@ using transport::Operation;
 using transport::Tag;
 using transport::Transport;
 
-// Layers that a rank has begun to move: one is verified while the next one's pieces arrive.
+// Layers that a rank moves at a time: one is verified while the pieces of the next one arrive.
 constexpr std::size_t kUnderWay = 2;
 
 struct Trailer {
@@ -38,14 +38,14 @@ std::span<std::byte> bytes_of(Trailer& trailer) {
   return std::as_writable_bytes(std::span(&trailer, 1));
 }
 
-// A layer on its way, at one of its ends: header, pieces and trailer travel on the layer's tag, in
-// this order. Does not move, as the transport knows where its members are.
+// A layer in transit, at either end. Header, pieces and trailer travel on the layer's tag, in this
+// order. Does not move in memory, because the transport has addresses of its members.
 struct Transfer {
   LayerId layer;
   WorldRank from;
   bool receives = false;
-  // The pieces belong to this state. On the receiver the copy to be, in its final memory (where
-  // that is a device's: on the way there); on the sender the state, or its copy in host memory.
+  // The state that the pieces belong to. On the sender it is the layer's, or a copy in host memory.
+  // On the receiver it is the new copy, for a device in host memory first.
   model::LayerState copy = {};
   std::vector<LayerPiece> pieces = {};
   std::array<std::byte, model::kHeaderBytes> header{};
@@ -53,9 +53,8 @@ struct Transfer {
   std::vector<std::unique_ptr<Operation>> operations = {};  // destroyed before what they fill
 };
 
-// Posts all messages. Both ends must agree on sizes before anything is sent (otherwise Gloo ends
-// the process). The digest is computed while the pieces are on the wire, each while it is in the
-// cache.
+// Posts all messages. Both ends must know equal sizes before anything is sent, or Gloo ends the
+// process. Computes the digest of each piece while it is in the cache, after posting it.
 void start_sending(Transport& transport, WorldRank to, const model::LayerState& state,
                    const Staging& staging, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
@@ -77,7 +76,7 @@ void start_sending(Transport& transport, WorldRank to, const model::LayerState& 
   operations.push_back(transport.send(Member(to.value), tag, bytes_of(transfer.trailer)));
 }
 
-// Posts everything; new memory is touched while the first pieces arrive.
+// Posts all receives. New memory is made resident while the first pieces arrive.
 void start_receiving(Transport& transport, const model::Layer& layer,
                      const model::StateShape& shape, Arrival arrival, Transfer& transfer) {
   const Tag tag = transport::migration_tag(transfer.layer);
@@ -94,7 +93,8 @@ void start_receiving(Transport& transport, const model::Layer& layer,
   model::complete_memory(transfer.copy);
 }
 
-// Waits until all has arrived; the refusal, "" if what arrived is what was sent.
+// Waits until all has arrived. Returns the reason of a refusal, or "" if the copy is that of the
+// source.
 Expected<std::string> finish_receiving(const model::Layer& layer, Arrival arrival,
                                        Transfer& transfer) {
   // The digest is that of the final memory, taken piece by piece as they arrive.
@@ -125,8 +125,8 @@ Expected<void> finish_sending(Transfer& transfer) {
   return {};
 }
 
-// Every rank's verdict; "" if all agree to commit. The text has a fixed size because both ends must
-// know it.
+// Returns the first refusal of all ranks, or "" if all agree to commit. The text has a fixed size,
+// because both ends must know it.
 Expected<std::string> vote(Transport& transport, Tag tag, const std::string& refusal) {
   std::array<char, 256> mine{};
   std::memcpy(mine.data(), refusal.data(), std::min(refusal.size(), mine.size() - 1));
@@ -139,7 +139,7 @@ Expected<std::string> vote(Transport& transport, Tag tag, const std::string& ref
   return std::string();
 }
 
-// All transfers of one rank, a few at a time.
+// Runs all transfers of one rank, a few at a time.
 class Mover {
  public:
   Mover(Transport& group, const model::Model& model, const LayerStates& from, LayerStates& arrived,

@@ -43,13 +43,13 @@ struct LayerTransfer {
                                                    const transport::Axes& axes,
                                                    const RankState& state);
 
-// The form in which a copy stays where it has arrived.
+// The use of a copy where it has arrived.
 enum class Arrival {
   kTrains,  // for training, on the rank's device
   kStays,   // in host memory, stripped (rank_state.h)
 };
 // Copies layers. All ranks of the group call it with equal transfers, each with the layers that it
-// sends in `from`. Verified copies are in `arrived`, even after an error or refusal.
+// sends in `from`. `arrived` gets the verified copies, even after an error or refusal.
 [[nodiscard]] Expected<MigrationReport> copy_layers(transport::Transport& group,
                                                     transport::Tag vote_tag,
                                                     const model::Model& model,
@@ -57,18 +57,18 @@ enum class Arrival {
                                                     const LayerStates& from, LayerStates& arrived,
                                                     Arrival arrival, const Staging& staging = {});
 
-// Moves layers at a step boundary: gradients are zero, and nothing is in flight. All ranks of the
-// group call it with equal transfers. All commit, or none does. On commit the moved layers are in
-// the `layers` of their new owners. They stay in those of the old owners until set_aside()
+// Moves layers at a step boundary, when gradients are zero and nothing is in flight. All ranks of
+// the group call it with equal transfers. All commit, or none does. After a commit the moved layers
+// are in the `layers` of their new owners. The old owners also have them until set_aside()
 // (rank_state.h) under the new plan.
 //
-// No error loses a layer, although some ranks may have seen the agreement of all while others have
-// not. The source's layer and the verified copy both stay, in `layers` or `spares`. The caller
-// empties the spares once all ranks have met again, because that proves that all have committed.
+// No error loses a layer, although some ranks may know that all agreed while others do not. The
+// source's layer and the verified copy both stay, in `layers` or `spares`. The caller empties the
+// spares once all ranks have met again, because then all have committed.
 //
 // Returns kPeerLost if a rank is lost, which ends the group. Layers travel on
-// transport::migration_tag(layer), the verdicts on `vote_tag`. The messages are bytes in host
-// memory, for any `staging` of either end.
+// transport::migration_tag(layer), and votes on `vote_tag`. Messages are bytes in host memory,
+// whatever the `staging` of either end.
 [[nodiscard]] Expected<MigrationReport> migrate(transport::Transport& group,
                                                 transport::Tag vote_tag, const model::Model& model,
                                                 const std::vector<LayerTransfer>& moves,

@@ -54,7 +54,7 @@ control::DecisionsOptions decisions_options(const PipelineOptions& options,
   return all;
 }
 
-// Fills in what all ranks know of the step alike.
+// Sets the fields of the report that are equal on all ranks.
 void take(const Exchange& exchanged, const transport::Grid& grid, const plan::Plan& plan,
           StepReport& report) {
   double squared = 0;
@@ -105,7 +105,7 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
       asked_{.goes_on = state_.controller || !state_.controller_state.is_null()},
       decisions_(controller_of(state_, model_, options_), grid_.positions(),
                  decisions_options(options_, grid_)),
-      // The size of a message with rows is in host memory.
+      // The host must read the size of a message with rows.
       device_messages_(grid_, model::drops_rows(model_) ? nullptr : options_.channels),
       room_(whole_room(model_, options_.boundary_shape)) {
   const plan::Plan& plan = state_.plan;
@@ -138,7 +138,7 @@ Pipeline::Pipeline(transport::Transport& transport, model::Model model, Pipeline
 
 RankState Pipeline::take_state() {
   begun_.reset();
-  // Copies of the step that was not finished; those of a finished one are spares.
+  // Keeps copies of a step that was not finished. Those of a finished step already are spares.
   if (move_.running && !move_.running->agreed) {
     keep_as_spares(move_.running->transfer.arrived(), state_);
   }
@@ -205,7 +205,7 @@ Expected<MigrationReport> Pipeline::take_snapshot(std::span<const WorldRank> kee
                                 decisions_.controller(), state_, options_.staging);
 }
 
-// As many as crossed in this step, at `row_room` 1: all ranks know the same.
+// Sets the room for rows in the next step: those of this step times `row_room`, equal on all ranks.
 void Pipeline::make_room(const Exchange& exchanged) {
   if (room_.empty()) return;
   const std::vector<std::int64_t> whole = whole_room(model_, options_.boundary_shape);
@@ -216,7 +216,7 @@ void Pipeline::make_room(const Exchange& exchanged) {
   }
 }
 
-// Every rank has the same loss and norms, so all stop or skip alike.
+// Stops or skips the step if a number is NaN or Inf. Every rank has the same loss and norms.
 void Pipeline::check_numbers(StepReport& report, const std::vector<double>& squared_norms) const {
   if (std::isfinite(report.loss) && std::isfinite(report.gradient_norm)) return;
   report.skipped = options_.on_nan == OnNan::kSkip;
@@ -289,7 +289,7 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
     StepInput input = round_input(program_.training, batches, round);
     if (round + 1 == options_.accumulation) {
       input.gradient_ready = [&](LayerId layer) { reduction.start(layer); };
-      // Nothing is added to the gradients afterwards.
+      // Norms can be queued now, because nothing is added to the gradients afterwards.
       if (on_device && grid_.replicas() == 1 && options_.ties.empty()) {
         input.before_wait = [&] {
           mask_gradients();
@@ -322,18 +322,18 @@ Expected<StepOutput> Pipeline::accumulate(const Batches& batches) {
   return output;
 }
 
-// Runs what comes before the schedule: the sources, moves where they pay, a prediction.
+// Does what precedes the schedule: asks the sources, moves layers if that pays, predicts the step.
 Expected<void> Pipeline::prepare(StepReport& report) {
   report.step = state_.step;
   DYNMO_TRY(ask_sources_first());
   settle_move(report);
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(ask_sources());
-  // Before the decision, which weighs the plan in force with the layers that it recomputes.
+  // Precedes the decision, which compares with the current plan and the layers that it recomputes.
   if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
   if (options_.balancing == Balancing::kAutomatic && !move_.running) {
     DYNMO_TRY(balance(report, Moves::kDuringStep));
-    // No cut may hold the layers that train from now on.
+    // Fails if the memory cannot hold the layers that train from now on.
     if (!move_.running && state_.frozen_layers != frozen) {
       DYNMO_TRY(decisions_.recomputed_under(state_.plan, state_.frozen_layers));
     }
@@ -399,11 +399,11 @@ Expected<StepReport> Pipeline::finish_step(const Exchange& given) {
 
   report.step_s = seconds_since(begun.start);
   report.idle_s = std::max(0.0, report.step_s - report.busy_s);
-  // A device's update is waited for in the schedule of the next step.
+  // The schedule of the next step waits for a device's update.
   const double waited_s = times_.read_update ? 0 : times_.update_total_s;
   times_.overhead_s =
       seconds_since(begun.ready) - times_.schedule_s - waited_s - report.migrate_end_s;
-  // The replay knows the reduction, once its bandwidth was measured.
+  // The replay includes the reduction once its bandwidth was measured.
   if (decisions_.knows_reduction()) times_.overhead_s -= times_.reduction_s;
   const auto profiling = Clock::now();
   decisions_.observe(step_of(exchanged), state_.plan, state_.frozen_layers);

@@ -42,7 +42,7 @@
 
 namespace dynmo::runtime {
 
-// Takes the controller out of `state`, makes one from its `controller_state`, or a new one.
+// Returns the controller of `state`, or one made from its `controller_state`, or a new one.
 [[nodiscard]] control::Controller controller_of(RankState& state, const model::Model& model,
                                                 const PipelineOptions& options);
 
@@ -60,8 +60,8 @@ class Pipeline {
   // Runs the next step's schedule. Leaves its gradients, summed over replicas and ties, in
   // states(). Makes no update and no exchange.
   [[nodiscard]] Expected<StepOutput> accumulate(const Batches& batches);
-  // Runs `steps` steps forward and backward without an update, so that costs are known before the
-  // first step.
+  // Runs `steps` steps forward and backward without an update, and measures the costs. Call it
+  // before the first step.
   [[nodiscard]] Expected<void> measure(const Batches& batches, int steps);
   // Starts from the costs that another pipeline of the same model and group has measured. With
   // Recompute::kAuto, returns kInfeasible if the plan does not fit the memory even with every layer
@@ -72,53 +72,54 @@ class Pipeline {
   [[nodiscard]] Expected<void> go_on();
   // Runs one training step, which is the three calls below.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
-  // Asks the sources, plans, moves if useful, and runs the schedule. Afterwards the step's
-  // gradients are complete on this rank.
+  // Asks the sources, plans, moves layers if that pays, and runs the schedule. Afterwards the
+  // step's gradients are complete on this rank.
   [[nodiscard]] Expected<void> begin_step(const Batches& batches);
   // Sends this rank's figures of the step to the other ranks, and returns the figures of all ranks.
   [[nodiscard]] Expected<Exchange> exchange_figures();
-  // Clips, updates, and tells sources and controller the outcome. It sends nothing and needs no
-  // group. So if the group was lost in the exchange, a rank can finish the step with the value that
+  // Clips, updates, and gives sources and controller the outcome. Sends nothing and needs no group.
+  // So if the group was lost in the exchange, a rank can finish the step with the exchange that
   // another rank received. Requires gradients_complete().
   //
-  // If the report says to stop, nothing has changed and the step is not done. Returns kInternal if
+  // If StepReport::stop is set, nothing has changed and the step is not done. Returns kInternal if
   // the exchange is of another model or group.
   [[nodiscard]] Expected<StepReport> finish_step(const Exchange& exchanged);
-  // Returns whether only finish_step() is missing in next_step().
+  // Returns whether the step next_step() needs only finish_step().
   [[nodiscard]] bool gradients_complete() const { return begun_ && begun_->complete; }
   // Returns the mean loss over one step's number of micro-batches of held-out data. It runs forward
   // only, and the replicas share the micro-batches as in a step. kGeneration uses the decisions
   // that layers take during generation.
   [[nodiscard]] Expected<double> validate(const Batches& batches,
                                           model::Pass pass = model::Pass::kValidation);
-  // Decides now instead of in the next step, because ranks have joined, and moves if that pays. The
-  // report has only the decision and the move.
+  // Decides now, because ranks have joined, and moves layers if that pays. The report has only the
+  // decision and the move.
   [[nodiscard]] Expected<StepReport> rebalance();
-  // Removes all layers from the positions that are not in `kept`, which is ascending. The report is
-  // that of rebalance(). No layers moved if a copy was refused, or if the memory of the ranks does
-  // not suffice. Returns kInfeasible if no plan fits it, and kBadInput if nothing was measured yet.
+  // Removes all layers from the positions that are not in `kept`, which is ascending. Returns a
+  // report like rebalance(). No layer moves if a copy was refused, or if the ranks' memory does not
+  // suffice. Returns kInfeasible if no plan fits the memory, and kBadInput if nothing was measured
+  // yet.
   [[nodiscard]] Expected<StepReport> vacate(const std::vector<Rank>& kept);
-  // Returns the release of positions without layers, if it happens now (Controller::release).
+  // Returns which positions without layers are released now, if any (Controller::release).
   [[nodiscard]] std::optional<control::Release> release() {
     return decisions_.release(state_.plan, state_.step);
   }
   // Moves to `plan` now. Returns false if a copy was refused and the old plan stays.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
   // Begins to move to `plan` while the next step runs under the present plan. The new plan applies
-  // from the step after it, unless a copy is refused (background_move.h). Like apply(), it moves at
-  // once if no layer moves, or if the memory cannot hold the layers twice for a step.
+  // from the step after it, unless a copy is refused (background_move.h). Like apply(), moves at
+  // once if no layer moves, or if the memory cannot hold both copies during a step.
   [[nodiscard]] Expected<bool> begin_move(const plan::Plan& plan);
-  // Returns the plan that applies from the next step on, or null. All ranks hold the layers that it
-  // gives them.
+  // Returns the plan of the next step if layers moved to it during the last one, else null. All
+  // ranks then hold its layers.
   [[nodiscard]] const plan::Plan* coming_plan() const {
     return move_.running && move_.running->agreed ? &move_.running->plan : nullptr;
   }
-  // Takes a snapshot before the next step (snapshot.h). It is not committed if a copy was refused.
+  // Takes a snapshot before the next step (snapshot.h). The report is not committed if a copy was
+  // refused.
   [[nodiscard]] Expected<MigrationReport> take_snapshot(std::span<const WorldRank> keepers);
 
-  // Returns the rank's state, for a pipeline of the next group, and ends this pipeline. It works
-  // after an error, too. A step that was not finished is forgotten, because it has only made
-  // gradients.
+  // Ends this pipeline and returns the rank's state for the next group. Works after an error, too.
+  // Drops a step that was not finished, which has only made gradients.
   [[nodiscard]] RankState take_state();
 
   // Returns the measured costs, with the frozen prefix of the next step, or nullopt before the
@@ -128,14 +129,13 @@ class Pipeline {
   }
   [[nodiscard]] cost::Cluster cluster() const { return decisions_.cluster(); }
   [[nodiscard]] const control::Profiler& profiler() const { return decisions_.profiler(); }
-  // Returns the newest step as decisions know it. announced() returns the change that sources
-  // announced before it.
+  // Returns the newest step's observation, and the change that sources announced before that step.
   [[nodiscard]] const cost::Observation& observed() const { return decisions_.observed(); }
   [[nodiscard]] cost::Announced announced() const { return decisions_.announced(); }
   [[nodiscard]] const transport::Grid& grid() const { return grid_; }
   [[nodiscard]] const plan::Plan& plan() const { return state_.plan; }
-  // Returns the layers that keep only their input under this plan. They are chosen again with every
-  // plan, every change of the frozen prefix, and the first costs. All ranks choose alike.
+  // Returns the layers that save only their input and run forward again. All ranks choose them
+  // alike, after every plan, every change of the frozen prefix, and the first costs.
   [[nodiscard]] const plan::LayerSet& recomputed() const { return program_.recomputed; }
   // Returns everything that take_state() gives back, except for the controller.
   [[nodiscard]] const RankState& state() const { return state_; }
@@ -166,19 +166,19 @@ class Pipeline {
     Bytes bytes;
     MigrationReport report = {};
     BackgroundMove transfer;
-    // Whether all ranks hold the sent layers, as they are after the step.
+    // Set after the step if all ranks hold the sent layers.
     bool agreed = false;
   };
   // Moves of this pipeline.
   struct Move {
-    MigrationReport last;             // of the newest one that has ended
+    MigrationReport last;             // the newest finished move
     std::unique_ptr<Moving> running;  // null: none
   };
-  // The questions to the sources.
+  // When the sources were asked.
   struct Asked {
-    // Set if the pipeline follows an earlier group. Then changes before the first step are news.
+    // Set if the pipeline follows an earlier group. Then changes before its first step are news.
     bool goes_on = false;
-    std::int64_t step = -1;  // before which they were asked last
+    std::int64_t step = -1;  // the step before which they were last asked; -1: none
 
     [[nodiscard]] bool once() const { return step >= 0; }
   };
@@ -203,7 +203,7 @@ class Pipeline {
   [[nodiscard]] Expected<void> balance(StepReport& report, Moves how);
   [[nodiscard]] Expected<void> carry_out(control::Decision& decision, StepReport& report,
                                          Moves how);
-  // The move to a plan, on which all ranks have agreed.
+  // A move to a plan, equal on all ranks.
   struct Wanted {
     plan::Migration migration;
     plan::LayerSet recomputed;
@@ -218,7 +218,7 @@ class Pipeline {
   void give_up_move(LayerId refused);
   void count_work(const dynamism::Outcome& outcome, std::vector<cost::LayerSample>& layers);
   [[nodiscard]] Expected<void> measure_links();
-  // Called before layers change: copies of them may be in progress.
+  // Makes later work wait for copies of layers in progress. Call it before layers change.
   void order_changes() const;
   void check_numbers(StepReport& report, const std::vector<double>& squared_norms) const;
   void update(const StepReport& report);

@@ -29,7 +29,7 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
   DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   for (int i = 0; i < steps; ++i) {
-    // The first one warms up caches and allocators: it is metered, not timed.
+    // The first step warms up caches and allocators. Its memory is metered, but not its time.
     StepInput input = round_input(program_.training, batches, 0);
     input.meter_stashes = i == 0;
     DYNMO_ASSIGN(StepOutput output, run_round(input));
@@ -52,15 +52,15 @@ Expected<void> Pipeline::measure(const Batches& batches, int steps) {
 }
 
 Expected<void> Pipeline::go_on() {
-  // Layers may be changed for the next step on some ranks only. Then copies of a layer in two
-  // replicas would differ, and their gradients could not be added.
+  // Some ranks may have changed layers for the next step. Then copies of a layer in two replicas
+  // would differ, and their gradients could not be added.
   if (state_.asked) DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(measure_links());
   return choose_recomputed();
 }
 
 Expected<double> Pipeline::validate(const Batches& batches, model::Pass pass) {
-  // After a loss the layers are as the last step has left them, and stay so until the next one.
+  // After a loss the layers are those of the last step, and do not change before the next one.
   if (!asked_.goes_on) DYNMO_TRY(ask_sources_first());
   DYNMO_TRY(device_messages_.open(grid_, program_, options_.lane));
   RankStats own;

@@ -78,7 +78,7 @@ Expected<StepReport> Pipeline::vacate(const std::vector<Rank>& kept) {
   return report;
 }
 
-// Every rank derived the plan by itself; a difference is a defect, caught before anything moves.
+// Checks that every rank derived the same plan. A difference is a bug, found before anything moves.
 Expected<Pipeline::Wanted> Pipeline::agree_on(const plan::Plan& plan, Moves how) {
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(plan::validate(plan, static_cast<int>(model_.size())));
@@ -94,7 +94,7 @@ Expected<Pipeline::Wanted> Pipeline::agree_on(const plan::Plan& plan, Moves how)
   return wanted;
 }
 
-// The caller's move is the next one.
+// Settles the last move, so that the caller's is the next one.
 Expected<void> Pipeline::end_last_move() {
   DYNMO_TRY(ask_sources_first());
   StepReport report;
@@ -123,7 +123,7 @@ Expected<bool> Pipeline::move_now(const plan::Plan& plan, Wanted wanted) {
 
 Expected<bool> Pipeline::begin_move(const plan::Plan& plan) {
   DYNMO_TRY(end_last_move());
-  // Sources change layers for the step before these are sent.
+  // The sources may change layers, so ask them before these are sent.
   const int frozen = state_.frozen_layers;
   DYNMO_TRY(ask_sources());
   if (state_.frozen_layers != frozen) DYNMO_TRY(rebuild());
@@ -147,8 +147,8 @@ Expected<bool> Pipeline::begin_move(const plan::Plan& plan) {
   return true;
 }
 
-// Whether every rank has the memory for the layers that come in addition to those of the plan in
-// force, as far as that is known.
+// Returns whether every rank has memory for the arriving layers in addition to its own, as far as
+// that is known.
 bool Pipeline::holds_twice(const plan::Migration& migration) const {
   auto costs = decisions_.costs(state_.frozen_layers);
   if (!costs) return true;
@@ -163,7 +163,8 @@ void Pipeline::send_layers() {
   times_.moving_s += seconds_since(start);
 }
 
-// The step's gradients are complete.
+// Sends the gradients of the layers that move, and waits for the copies. The step's gradients are
+// complete.
 Expected<void> Pipeline::finish_moving(StepReport& report) {
   if (!move_.running) return {};
   DYNMO_ASSIGN(report.migrate_end_s, move_.running->transfer.finish(state_.layers));
@@ -172,7 +173,7 @@ Expected<void> Pipeline::finish_moving(StepReport& report) {
   return {};
 }
 
-// A rank holds another copy than was sent: all ranks go on with the plan in force.
+// Ends the move after a refusal. All ranks stay with the current plan.
 void Pipeline::give_up_move(LayerId refused) {
   DYNMO_CHECK(move_.running != nullptr, "a move whose copy of layer {} is refused", refused);
   move_.last = move_.running->report;
@@ -184,8 +185,8 @@ void Pipeline::give_up_move(LayerId refused) {
   move_.running.reset();
 }
 
-// Both ends of a move update the layers that move, and tell the sources of both what the step's
-// outcome is: afterwards both have the same.
+// Updates the layers of this rank, and at both ends of a move those that move. The sources of both
+// ends get the step's outcome, so that both have the same state.
 Expected<void> Pipeline::update_all(const StepReport& report, const dynamism::Outcome& outcome) {
   std::vector<LayerId> arrived;
   if (move_.running) {
@@ -203,8 +204,8 @@ Expected<void> Pipeline::update_all(const StepReport& report, const dynamism::Ou
   return {};
 }
 
-// Puts the plan in force to which layers moved during the last step. Nothing is sent, because all
-// ranks know it.
+// Applies the plan to which layers moved during the last step. Sends nothing, because all ranks
+// know that it applies.
 void Pipeline::settle_move(StepReport& report) {
   if (!move_.running || !move_.running->agreed) return;
   const auto start = Clock::now();

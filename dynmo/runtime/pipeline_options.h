@@ -35,7 +35,7 @@ enum class OnNan {
 
 struct PipelineOptions {
   std::uint64_t seed = 1;
-  // Steps of the whole run: horizon of the policy and the sources, end of the learning rate.
+  // Number of steps of the whole run, for the policy, the sources and the learning rate.
   std::int64_t steps = 0;
   int micro_batches = 1;                     // of one round of the schedule
   int accumulation = 1;                      // rounds of the schedule before an update
@@ -53,13 +53,13 @@ struct PipelineOptions {
   // Makes the sources of dynamism, in their order. If empty, nothing changes.
   dynamism::MakeSources make_sources;
   bool imported = false;  // as in dynamism::Boundary
-  // Returns the input of Boundary::probe, the same in all groups of a run.
+  // Returns the input of Boundary::probe. It is the same in all groups of a run.
   std::function<MicroBatch()> probed;
   Balancing balancing = Balancing::kAutomatic;
   control::PolicyOptions policy;
   plan::Recompute recompute = plan::Recompute::kNone;
   Bytes memory = cost::kUnlimitedMemory;  // of a rank, for plans and for Recompute::kAuto
-  // Ranks of a replica, nodes, links. Without ranks, all are equal and on one node.
+  // Ranks of a replica, nodes, links. If it has no ranks, all are equal and on one node.
   cost::Cluster cluster = {};
   int profile_window = 5;  // minimum number of steps, 3 or more
   // Number of steps without layers after which a rank of a replica is released. At least min_ranks

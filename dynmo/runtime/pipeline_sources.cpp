@@ -116,21 +116,21 @@ Expected<void> Pipeline::share_sizes() {
   return {};
 }
 
-// Takes in what sources count of the step just done, as all ranks know it alike.
+// Sets the layers' work in the last step, as the sources count it, equal on all ranks.
 void Pipeline::count_work(const dynamism::Outcome& outcome,
                           std::vector<cost::LayerSample>& layers) {
   const std::vector<double> work = dynamism::work(state_.sources, boundary(), outcome);
   for (std::size_t i = 0; i < work.size(); ++i) layers[i].work = work[i];
 }
 
-// Once before each step.
+// Asks the sources, once before each step.
 Expected<void> Pipeline::ask_sources() {
   if (asked_.step == state_.step) return {};
   state_.asked = true;
   if (!state_.sources.empty()) order_changes();
   DYNMO_ASSIGN(const dynamism::Change change, dynamism::before_step(state_.sources, boundary()));
   const int frozen = change.frozen_layers.value_or(state_.frozen_layers);
-  // A run's first plan was made for what had changed before.
+  // The first plan of a run already knows the changes before it.
   const bool news = asked_.goes_on || asked_.once();
   auto announced = cost::Announced::kNothing;
   if (news && frozen != state_.frozen_layers) announced = cost::Announced::kKnown;
@@ -146,7 +146,7 @@ Expected<void> Pipeline::ask_sources() {
   return {};
 }
 
-// For what runs before the first step.
+// Asks the sources, for calls before the first step.
 Expected<void> Pipeline::ask_sources_first() {
   if (asked_.once()) return {};
   const int frozen = state_.frozen_layers;
@@ -154,8 +154,8 @@ Expected<void> Pipeline::ask_sources_first() {
   return frozen == state_.frozen_layers ? Expected<void>() : rebuild();
 }
 
-// Remakes the program for the layers that are recomputed now. If layers train again and this cut
-// cannot hold them, the next decision finds another cut.
+// Remakes the program with the layers that are recomputed now. If the cut cannot hold layers that
+// train again, the next decision finds another one.
 Expected<void> Pipeline::rebuild() {
   auto layers = decisions_.recomputed_under(state_.plan, state_.frozen_layers);
   if (!layers && options_.balancing == Balancing::kAutomatic && costs()) {

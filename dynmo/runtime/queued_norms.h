@@ -20,17 +20,17 @@ namespace dynmo::runtime {
 
 class QueuedNorms {
  public:
-  // Queues the norms of the layers that train, without the parameters that are second in a tie, and
-  // their copy to host memory. Does not wait. The staging has a device.
+  // Queues the norms of the layers that train, and their copy to host memory. Leaves out parameters
+  // that are second in a tie. Does not wait. Requires a staging with a device.
   QueuedNorms(const std::vector<model::Tie>& ties, const model::LayerStates& states,
               const Staging& staging);
 
-  // Returns the sum of squares of each layer, as squared_norm() in ties.h does. Requires that the
-  // host has waited for the device after the constructor.
+  // Returns the sum of squares of each layer, like squared_norm() in ties.h. Call it after the host
+  // has waited for the device.
   [[nodiscard]] std::map<LayerId, double> read() const;
 
  private:
-  std::vector<std::pair<LayerId, int>> counts_;  // gradients of each layer, in their order
+  std::vector<std::pair<LayerId, int>> counts_;  // number of gradients of each layer
   at::Tensor host_;                              // norms of all of them
 };
 

@@ -98,7 +98,7 @@ LayerStates initial_states(const model::Model& model, const plan::Plan& plan, Ra
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
     if (plan.owner(id) != rank) continue;
-    // Slices of exits change the ids of layers behind them, and no value.
+    // Slices of exits shift the ids of later layers, which must not change their values.
     const model::WholePlace& place = places[id.index()];
     const LayerId drawn_as(place.layer + place.slice);
     model::LayerState state = model::make_state(*model[id.index()], drawn_as, seed);

@@ -25,7 +25,7 @@
 namespace dynmo::runtime {
 
 // The state to which a run returns when it has lost a rank. It has copies of layers from before
-// `step`, and what all ranks knew alike then. The layers are without gradients and compute copies.
+// `step`, without gradients and compute copies, and what all ranks knew alike then.
 struct Snapshot {
   std::int64_t step = 0;
   bool asked = false;  // as RankState::asked
@@ -38,16 +38,16 @@ struct Snapshot {
 };
 
 struct RankState {
-  plan::Plan plan;        // plan of the layers' places
+  plan::Plan plan;        // places of all layers
   LayerStates layers;     // layers that the plan gives this rank
   std::int64_t step = 0;  // next step to run
-  // Set if the sources were asked before `step`. They may then have changed layers for it, so these
-  // are not those that the last step left.
+  // Set if the sources were asked before `step`. They may have changed layers since the last step.
   bool asked = false;
   int frozen_layers = 0;  // length of the frozen prefix
   // The shape of each layer that has lost weights to pruning. Equal on all ranks.
   std::map<LayerId, model::StateShape> pruned = {};
-  // The measured times of their products, equal on all ranks. None before a matrix is compressed.
+  // The measured times of compressed products, equal on all ranks. None before a matrix is
+  // compressed.
   std::optional<cost::ProductFit> product_fit = {};
   // The sources of dynamism, with their state. If empty, the pipeline makes those of its options.
   dynamism::Sources sources = {};
@@ -57,17 +57,16 @@ struct RankState {
   std::optional<control::Controller> controller = {};
   // The state of the controller, for a rank without one.
   Json controller_state = nullptr;
-  // Copies of layers, without gradients and compute copies. The last migration took them away, or
-  // brought them while it is unknown whether all ranks accept it. Empty once all ranks have met
-  // again.
+  // Copies of layers, without gradients and compute copies. They left in the last migration, or
+  // arrived while it is unknown whether all ranks accept it. Empty once all ranks have met again.
   LayerStates spares = {};
   // The newest snapshot that all ranks have.
   std::optional<Snapshot> snapshot = {};
-  // Another rank's layers before `step`, for a snapshot that perhaps not all ranks have. Empty once
-  // all ranks have met again.
+  // Another rank's layers before `step`, for a snapshot that some ranks may lack. Empty once all
+  // ranks have met again.
   LayerStates arriving = {};
-  // The exchange of step `step` - 1, kept for a rank that missed only this. None if this rank has
-  // not run that step.
+  // The exchange of step `step` - 1, kept for a rank that missed it. None if this rank has not run
+  // that step.
   std::optional<Exchange> last_exchange = {};
 };
 
@@ -77,16 +76,16 @@ struct RankState {
 // Frees what a state needs only in a step: gradients, which are zero, and values derived from
 // others.
 void strip(model::LayerState& layer);
-// Makes spares of the layers that the state's plan gives to other positions.
+// Moves the layers that the state's plan gives to other positions to its spares.
 void set_aside(RankState& state, Rank position);
-// Makes spares of verified copies, which keep all their tensors.
+// Adds verified copies to the spares. They keep all their tensors.
 void keep_as_spares(const LayerStates& copies, RankState& state);
-// Undoes moves to later plans than `plan`, on which the ranks have not agreed. Afterwards the state
-// has all layers that `plan` gives to this position. Some of them may have been spares.
+// Undoes moves to plans after `plan`, on which the ranks have not agreed. Afterwards the layers are
+// those that `plan` gives to this position, some of them from the spares.
 void move_back(const model::Model& model, RankState& state, const plan::Plan& plan, Rank position);
-// Takes the state back to `step`. `layers` and `spares` become all copies of that step that this
-// rank has anywhere. Sources and controller are those of the snapshot if the rank was at another
-// step. Without a copy of that step, the state becomes that of a new rank.
+// Takes the state back to `step`. `layers` and `spares` then have all copies of that step on this
+// rank. If the rank was at another step, sources and controller are those of the snapshot. If it
+// has no snapshot of that step either, the state becomes that of a new rank.
 void roll_back(RankState& state, std::int64_t step);
 // Restores what strip() has freed, in layers that were spares.
 void make_whole(const model::Model& model, LayerStates& layers);

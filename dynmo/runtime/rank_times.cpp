@@ -15,7 +15,7 @@ double busy_time(const std::vector<schedule::TimedAction>& actions) {
   return sum;
 }
 
-// Seconds of a rank's actions that no layer took, nor waiting.
+// Returns the seconds of a rank's actions outside of layers and waiting.
 double action_overhead_s(const StepOutput& output) {
   double layers = 0;
   for (const auto& [layer, times] : output.layer_times) {
@@ -34,7 +34,7 @@ cost::LayerSample layer_sample(LayerId id, const StepOutput& output, const RankT
   if (const auto update = times.update_s.find(id); update != times.update_s.end()) {
     sample.update_s = update->second;
   }
-  // The second forward and the small stash are the plan's doing, not the layer's cost.
+  // The second forward and the smaller stash belong to the plan, not to the layer's cost.
   if (std::binary_search(recomputed.begin(), recomputed.end(), id)) {
     sample.time.input_gradient_s =
         std::max(0.0, sample.time.input_gradient_s - sample.time.forward_s);

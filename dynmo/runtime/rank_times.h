@@ -20,8 +20,8 @@ namespace dynmo::runtime {
 struct RankTimes {
   std::map<LayerId, double> update_s;
   double update_total_s = 0;
-  // Reads the two above of the newest update, once the host has waited for the device: that is in
-  // the next step. Empty if they are known.
+  // Sets the two members above for the newest update. Call it when the host has waited for the
+  // device, in the next step. Empty if they are known.
   std::function<void(RankTimes&)> read_update = {};
   double schedule_s = 0;   // its rounds without reducing
   double reduction_s = 0;  // exposed, in summing gradients over the replicas

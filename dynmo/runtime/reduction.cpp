@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Adds its own life to a sum of seconds.
+// Adds the seconds of its lifetime to a sum.
 class Stopwatch {
  public:
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}
@@ -90,8 +90,8 @@ void Reduction::start(LayerId layer) {
   }
 }
 
-// Adds up the parts of a layer, which have arrived, and posts the exchange of the sums. They
-// replace the gradients (on a device, their copies in host memory).
+// Adds the parts of a layer, which have arrived, and posts the exchange of the sums. The sums
+// replace the gradients, or on a device their copies in host memory.
 Expected<void> Reduction::sum(Bucket& bucket) {
   for (const auto& operation : bucket.operations) DYNMO_TRY(operation->wait());
   bucket.operations.clear();
@@ -99,7 +99,7 @@ Expected<void> Reduction::sum(Bucket& bucket) {
   const auto self = peers_.rank().index();
   std::vector<at::Tensor> mine = gradient_pieces(bucket.host, peers_.rank().value, peers_.size());
   for (std::size_t k = 0; k < mine.size(); ++k) {
-    // Replica 1 may add to its own: g1 + g0 are the bits of g0 + g1.
+    // Replica 1 may add in place, because g1 + g0 has the bits of g0 + g1.
     const bool in_place = self <= 1;
     at::Tensor total = in_place ? mine[k] : bucket.arrived[0][k];
     for (std::size_t i = in_place ? 0 : 1; i < bucket.arrived.size(); ++i) {

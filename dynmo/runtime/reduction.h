@@ -35,19 +35,19 @@ class Reduction {
   Reduction(transport::Transport& peers, LayerStates& states, const Staging& staging = {})
       : peers_(peers), states_(states), staging_(staging) {}
 
-  // Begins to sum a layer, whose gradients are complete on this rank and do not change before
-  // finish(). All peers call it in the same order of layers.
+  // Begins to sum a layer's gradients. They are complete on this rank and do not change before
+  // finish(). All peers call it for the same layers in the same order.
   //
-  // It also completes the sums of the layers before the previous one, and waits only if a peer is
-  // behind. So at most two layers' gradients are held twice. Messages have at most kPieceBytes, on
-  // transport::reduction_tag(layer).
+  // Also completes the sums of all layers but this one and the previous one. It waits only if a
+  // peer is behind. So at most two layers' gradients are held twice. Messages have at most
+  // kPieceBytes, on transport::reduction_tag(layer).
   void start(LayerId layer);
 
-  // Waits for all reductions. Then the states hold the sums. Returns the first error of any call.
-  // It is kPeerLost, and the group has ended.
+  // Waits for all reductions. Then the states hold the sums. Returns the first error of any call,
+  // which is kPeerLost and ends the group.
   [[nodiscard]] Expected<void> finish();
 
-  // Returns this thread's time in the calls so far, which the reduction did not hide.
+  // Returns the seconds that this thread has spent in the calls so far. Compute did not hide them.
   [[nodiscard]] double seconds() const { return seconds_; }
 
  private:
@@ -55,7 +55,7 @@ class Reduction {
   struct Bucket {
     LayerId layer;
     model::LayerState host;  // gradients only, in host memory
-    // For each other replica, its gradients of the part that is summed here, piece by piece.
+    // The gradients of the part that is summed here, from each other replica, by piece.
     std::vector<std::vector<at::Tensor>> arrived;
     std::vector<std::unique_ptr<transport::Operation>> operations;
   };

@@ -21,9 +21,9 @@ using elastic::CopyKind;
 using Holders = std::map<WorldRank, model::StateShape>;
 
 constexpr std::array<std::string_view, 4> kKinds = {"live", "shadow", "own", "neighbour"};
-constexpr int kTries = 3;  // to bring the layers over
+constexpr int kTries = 3;  // to send the layers
 
-// Training goes on from it as it is.
+// Returns whether training can continue from this copy as it is.
 bool is_live(const Holdings::Layer& held) {
   return held.copy.kind == CopyKind::kLive || held.copy.kind == CopyKind::kShadow;
 }
@@ -34,7 +34,7 @@ bool brings(const Holdings& theirs, std::int64_t step) {
   return std::ranges::any_of(theirs.layers, [&](const auto& held) { return serves(held, step); });
 }
 
-// The first rank with layers of that step.
+// Returns the first rank with layers of that step.
 Expected<std::size_t> first_that_brings(const std::vector<Holdings>& by_rank, std::int64_t step) {
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     if (brings(by_rank[rank], step)) return rank;
@@ -68,11 +68,11 @@ Expected<std::vector<Holdings>> gather_holdings(transport::Transport& group,
 }
 
 enum class Sharing {
-  kNewRanks,  // learn what the others know
-  kAllRanks,  // take what the first knows
+  kNewRanks,  // receive what the others know
+  kAllRanks,  // receive what `first` knows
 };
 
-// Sends the state of the sources of dynamism and of the controller from `first` to the others.
+// Sends the state of the sources of dynamism and of the controller from rank `first` to the others.
 Expected<void> share_memory(transport::Transport& group, RankState& mine,
                             const std::vector<Holdings>& all, std::size_t first, Sharing sharing) {
   const bool sends = group.rank().index() == first;
@@ -85,7 +85,7 @@ Expected<void> share_memory(transport::Transport& group, RankState& mine,
     mine.sources.clear();
     mine.source_state = std::move(theirs);
   }
-  // The controller's memory is long, so it is sent only where a rank may need it.
+  // The controller's state is large, so it is sent only if a rank may need it.
   const auto is_new = [](const Holdings& held) { return held.layers.empty(); };
   if (sharing == Sharing::kNewRanks && std::ranges::none_of(all, is_new)) return {};
   DYNMO_ASSIGN(theirs,
@@ -99,7 +99,7 @@ Expected<void> share_memory(transport::Transport& group, RankState& mine,
   return {};
 }
 
-// Brings the layers of a step to where `plan` wants them. `step`: absent: that of the live ones.
+// Brings the layers of step `wanted`, or of the live ones without it, to their places under `plan`.
 Expected<void> bring_together(std::optional<std::int64_t> wanted, const transport::Grid& grid,
                               const model::Model& model, const plan::Plan& plan, RankState& mine,
                               const Staging& staging) {
@@ -119,7 +119,7 @@ Expected<void> bring_together(std::optional<std::int64_t> wanted, const transpor
                choose_sources(all, step, plan, grid.axes()));
   mine.layers.merge(mine.spares);
   mine.layers.merge(mine.arriving);
-  // After a loss there is no group to stay in: what was damaged on its way is sent again.
+  // After a loss no earlier group can continue, so a damaged copy is sent again.
   MigrationReport report;
   for (int left = wanted ? kTries : 1; left > 0 && !report.committed; --left) {
     DYNMO_ASSIGN(report,
@@ -163,7 +163,7 @@ Holdings holdings_of(const RankState& state) {
     add(state.snapshot->own, state.snapshot->step, CopyKind::kOwn);
     add(state.snapshot->neighbours, state.snapshot->step, CopyKind::kNeighbour);
   }
-  // These are of a later step than a neighbour's of the snapshot, which keeps its place.
+  // These are newer than a neighbour's layers in the snapshot, which have another kind.
   add(state.arriving, state.step, CopyKind::kShadow);
   Holdings holdings{.frozen_layers = state.frozen_layers,
                     .generation = state.plan.generation,

@@ -47,7 +47,7 @@ struct Holdings {
 [[nodiscard]] Expected<Holdings> parse_holdings(const Json& json);
 
 // Returns the step of the live layers. Returns kNoCheckpoint if there are none, and kInternal if
-// they are of several steps.
+// their steps differ.
 [[nodiscard]] Expected<std::int64_t> step_of(const std::vector<Holdings>& by_rank);
 // Returns the transfers that bring every layer of `step` to its place under `plan` in each replica.
 // Copies of other steps and in snapshots are ignored, because roll_back() makes those live.
@@ -62,15 +62,14 @@ struct Holdings {
     const transport::Axes& axes);
 
 // Forms the new group's states. All its ranks call it with an equal `plan`, whose generation is
-// new, and with what each brings. A new rank brings RankState(). Afterwards `mine` is what the plan
-// gives this rank. A new rank also has the state of the other ranks' sources and controller. After
-// an error it still has all that it brought.
+// new, and each with its own state. A new rank brings RankState(), and receives the state of the
+// other ranks' sources and controller. Afterwards `mine` is what the plan gives this rank. After an
+// error it still has all that it brought.
 [[nodiscard]] Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
                                      const plan::Plan& plan, RankState& mine,
                                      const Staging& staging = {});
 // Like regroup(), after a loss, with an equal `step`. Each rank first rolls back to it. All take
-// sources and controller from one rank, because some have been in a step that others have not
-// begun.
+// sources and controller from one rank, because some ranks may have begun a later step.
 [[nodiscard]] Expected<void> regroup_at(std::int64_t step, const transport::Grid& grid,
                                         const model::Model& model, const plan::Plan& plan,
                                         RankState& mine, const Staging& staging = {});

@@ -52,7 +52,8 @@ Rows rows_of(const RowFormat& format, const model::Hidden& hidden) {
   return rows;
 }
 
-// `count` rows from `first` on, in a place with room for `room`.
+// Writes rows `first` to `first` + `count`, with their numbers, in the format of a message with
+// `room` rows.
 void put(const RowFormat& format, const Rows& rows, std::int64_t first, std::int64_t count,
          std::int64_t room, std::byte* to) {
   constexpr std::int64_t kNumber = sizeof(std::int32_t);

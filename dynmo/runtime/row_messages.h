@@ -35,8 +35,8 @@ struct RowFormat {
   [[nodiscard]] std::int64_t width() const { return shape[2]; }
 };
 
-// Returns for each layer B x T, if it or an earlier layer drops rows, and 0 otherwise. The last
-// layer has 0. The result is empty if no layer drops rows.
+// Returns the room that always suffices for each layer's rows: B x T if it or an earlier layer
+// drops rows, else 0. The last layer has 0. The result is empty if no layer drops rows.
 [[nodiscard]] std::vector<std::int64_t> whole_room(const model::Model& model,
                                                    const std::vector<std::int64_t>& shape);
 

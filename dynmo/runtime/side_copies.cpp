@@ -23,7 +23,8 @@ constexpr std::int64_t kCopyAlignment = 64;
 // libtorch's allocator of pinned memory rounds up to powers of two.
 constexpr std::int64_t kMinChunk = std::int64_t{1} << 16;
 constexpr std::int64_t kMaxChunk = std::int64_t{1} << 26;
-// Few small layers do not keep a large chunk.
+// A chunk may have at most this times the wanted size, so that a few small layers keep no large
+// one.
 constexpr std::int64_t kMostRoom = 2;
 
 Bytes room_of(const at::Tensor& tensor) {
@@ -57,7 +58,7 @@ class BehindCurrent {
   c10::StreamGuard guard_;
 };
 
-// The device's memory may be dropped while it is read.
+// Copies on `stream`. The device's memory may be dropped before the copy has read it.
 void copy_beside(const at::Tensor& from, const at::Tensor& to, const c10::Stream& stream) {
   if (from.numel() == 0) return;
   to.copy_(from, /*non_blocking=*/true);
@@ -65,7 +66,7 @@ void copy_beside(const at::Tensor& from, const at::Tensor& to, const c10::Stream
       .recordDataPtrOnStream(from.storage().data_ptr(), stream);
 }
 
-// All that a copy of a layer has, as model::tensors() lists it.
+// Visits the tensors of a layer that are copied, as model::tensors() lists them.
 template <typename Visit>
 void visit_copied(model::LayerState& state, Visit visit) {
   for (auto kind : {&model::Parameter::value, &model::Parameter::first_moment,
@@ -83,7 +84,7 @@ void visit_copied(model::LayerState& state, Visit visit) {
 
 void CopyEnd::wait() const {
   if (event_ == nullptr) return;
-  const c10::DeviceGuard guard(event_->device());  // another thread has no device yet
+  const c10::DeviceGuard guard(event_->device());  // for threads without a current device
   event_->synchronize();
 }
 

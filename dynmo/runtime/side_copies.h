@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Copies from a device to host memory beside the computation, in streams of their own. A copy waits
-// on the device for the work that was queued before it. The computation goes on meanwhile, and only
-// a reader of the copy waits for it (docs/decisions/041-copies-beside-the-computation.md).
+// Copies from a device to host memory beside the computation, in streams of their own. On the
+// device, a copy waits for the work that was queued before it. The computation goes on, and only a
+// reader waits for the copy (docs/decisions/041-copies-beside-the-computation.md).
 //
 // Layers are copied into pinned memory that is kept, because allocating it takes longer than
 // copying. Messages have another stream, because they do not wait behind layers.
@@ -26,13 +26,13 @@ namespace dynmo::runtime {
 // The end of some copies. Intentionally copyable. Any thread may wait.
 class CopyEnd {
  public:
-  // Without copies, nothing is waited for.
+  // Makes the end of no copies. wait() then returns at once.
   CopyEnd() = default;
   explicit CopyEnd(std::shared_ptr<const c10::Event> event) : event_(std::move(event)) {}
 
-  // Waits until the copies are complete. Waits for no other work of the device.
+  // Waits until the copies are complete, and for no other work of the device.
   void wait() const;
-  // Lets the later work of this thread's stream wait for the copies, on the device.
+  // Makes the later work of this thread's stream wait for the copies, on the device.
   void order_later_work() const;
 
  private:
@@ -46,16 +46,16 @@ struct CopiedLayers {
   CopyEnd end;
 };
 
-// Pinned host memory that is kept. A tensor's memory is used again when no tensor shares it any
-// more. One thread takes memory. Any thread may drop tensors.
+// Pinned host memory that is kept and used again. A tensor's memory is free when no tensor shares
+// it. One thread takes memory. Any thread may drop tensors.
 class PinnedMemory {
  public:
-  // Begins a set of tensors, which take `bytes` together.
+  // Begins a set of tensors whose total size is `bytes`.
   void begin(Bytes bytes);
   // Returns memory for a copy of `tensor`, contiguous.
   [[nodiscard]] at::Tensor take(const at::Tensor& tensor);
-  // Ends the set. Gives back memory that is not used, until twice the set is left. So two sets of
-  // equal size stay, and the memory of layers that have left does not.
+  // Ends the set. Frees unused memory until at most twice the set is held. So two sets of equal
+  // size stay, and the memory of layers that have left does not.
   void end();
   [[nodiscard]] Bytes held() const;
 
@@ -76,19 +76,19 @@ class SideCopies {
   // Requires a device other than the CPU.
   explicit SideCopies(at::Device device);
 
-  // Begins to copy layers. They may be dropped at once. Call order_changes() before they change.
+  // Begins to copy layers, which may be dropped at once. Call order_changes() before they change.
   [[nodiscard]] CopiedLayers copy(const model::LayerStates& layers);
-  // Lets the later work of this thread's stream wait, on the device, for the copies of layers that
-  // were begun. The host does not wait. Costs nothing if there are none.
+  // Makes the later work of this thread's stream wait, on the device, for the copies of layers that
+  // were begun. The host does not wait. Does nothing without copies.
   void order_changes();
 
   // Begins to copy the tensors of a message into new pinned memory, and replaces them by the
-  // copies. Undefined tensors stay. The tensors may be dropped at once. They do not change before
-  // the end.
+  // copies. The originals may be dropped at once, but must not change before the end. Skips
+  // undefined tensors.
   [[nodiscard]] CopyEnd copy_message(const std::vector<at::Tensor*>& tensors) const;
 
-  // Returns the pinned memory that is kept for layers. It is at most twice that of the newest
-  // layers, and what is in use.
+  // Returns the pinned memory that is held for layers: at most twice that of the newest layers, and
+  // what is in use.
   [[nodiscard]] Bytes held() const { return pinned_.held(); }
 
  private:
@@ -96,7 +96,7 @@ class SideCopies {
   c10::Stream layers_;
   c10::Stream messages_;
   PinnedMemory pinned_;
-  std::optional<CopyEnd> newest_;  // of layers, if later work is not ordered yet
+  std::optional<CopyEnd> newest_;  // of layers, for which later work does not wait yet
 };
 
 }  // namespace dynmo::runtime

@@ -56,7 +56,7 @@ model::LayerState copy_of(const model::Layer& layer, const model::LayerState& li
   return before;
 }
 
-// Copies the layers of a device, which are then in host memory for the transport, too.
+// Copies the layers of a device to host memory, where the transport uses them, too.
 LayerStates copies_beside(const LayerStates& layers, SideCopies& beside) {
   CopiedLayers copies = beside.copy(layers);
   copies.end.wait();
@@ -103,7 +103,7 @@ Expected<MigrationReport> take_snapshot(const transport::Grid& grid, transport::
     state.arriving.clear();
     return report;
   }
-  // From here until it is put in its place the live layers stand for it.
+  // Until the new snapshot is stored, the live layers take the place of the old one.
   Snapshot snapshot = state.snapshot ? *std::exchange(state.snapshot, std::nullopt) : Snapshot();
   snapshot.neighbours = std::exchange(state.arriving, {});
   LayerStates before = std::exchange(snapshot.own, {});

@@ -20,24 +20,23 @@
 
 namespace dynmo::runtime {
 
-// Returns for each rank of a group the rank that keeps its copy. All keepers have the same distance
-// around the group, so each rank keeps one copy. It is the shortest of the distances with the most
-// keepers on another host. `hosts` is by rank, with equal numbers for ranks of one host.
+// Returns the rank that keeps each rank's copy. All keepers are at the same distance around the
+// group, so each rank keeps one copy. It is the distance with most keepers on another host, the
+// shortest among equals. `hosts` has a number for each rank, equal on one host.
 [[nodiscard]] std::vector<WorldRank> keepers(std::span<const int> hosts);
 
 // Takes a snapshot between two steps. All ranks of a group call it with equal `keepers`, one for
-// each rank. When all have copies, the new snapshot replaces the previous one. A refusal keeps the
-// previous one.
+// each rank. The new snapshot replaces the previous one when all ranks have their copies. If a copy
+// is refused, the previous one stays.
 //
 // After an error some ranks may have only the new snapshot and others only the old. Both are whole.
 // A rank with the old one still holds its own layers live, and its neighbour's in `arriving`.
 //
-// Returns kPeerLost if a rank is lost, which ends the group. Values and moments take twice their
-// memory in addition afterwards, and three times while they are copied.
+// Returns kPeerLost if a rank is lost, which ends the group. A snapshot takes twice the memory of
+// values and moments, and three times that while it is taken.
 //
-// On a device with Staging::beside the layers are copied once, with one wait of the host. The
-// pinned copies are the snapshot. They take the memory of the layers once more, which stays for the
-// next snapshot.
+// On a device with Staging::beside the host waits once, for one copy of the layers. This pinned
+// copy is the snapshot. Another one's memory stays for the next snapshot.
 [[nodiscard]] Expected<MigrationReport> take_snapshot(
     const transport::Grid& grid, transport::Tag vote_tag, const model::Model& model,
     std::span<const WorldRank> keepers, const control::Controller& controller, RankState& state,

@@ -161,8 +161,8 @@ void StageMessages::forwarded(Key key, const model::Hidden& value) {
   post_late();
 }
 
-// Posts the receives of gradients. A gradient is as large as the stage's output, so its receive is
-// posted when that size is known, in the order of the channel. Its sender cannot be earlier.
+// Posts the receives of gradients whose size is now known, in the order of the channel. A gradient
+// has the size of the stage's output. Its sender cannot be earlier.
 void StageMessages::post_late() {
   std::set<transport::Tag> blocked;
   std::erase_if(late_, [&](const LateReceive& late) {
@@ -189,7 +189,7 @@ void StageMessages::receive_rows(const Action& action) {
 }
 
 // Opens a channel's messages in order, so that second receives are posted in the order of second
-// sends. Earlier messages have arrived, too, so this waits for nothing else.
+// sends. Waits only for messages that arrive before this one anyway.
 Expected<void> StageMessages::open(const Action& receive, Key key) {
   const StageId before(key.first.value - 1);
   const RowFormat format = format_behind(before);
@@ -220,7 +220,7 @@ Expected<model::Hidden> StageMessages::wait_for_rows(Key key, Message& message) 
   const StageId before(key.first.value - 1);
   const std::int64_t room = room_behind(before);
   model::Hidden hidden = unpacked(format_behind(before), room, message.tensor, message.second);
-  // From memory that the device reads by itself, without a wait.
+  // The device reads pinned memory by itself, so the host does not wait.
   for (at::Tensor* tensor : {&hidden.x, &hidden.rows}) {
     if (input_.staging.device.is_cpu() || !tensor->defined()) continue;
     *tensor = input_.staging.host_buffer(tensor->sizes(), tensor->scalar_type()).copy_(*tensor);

@@ -35,22 +35,22 @@ class StageMessages {
 
   // Posts a send or a receive of the schedule. A gradient has no rows.
   //
-  // From a device, a send is posted when its copy to host memory is complete. The next call that
-  // could wait for another rank waits for the copy. So a compute action without a message is queued
-  // before. Sends are posted in the order of the calls.
+  // On a device, a send is posted once its copy to host memory is complete. The next call that
+  // could wait for another rank waits for the copy first. So the compute actions until then are
+  // queued meanwhile. Sends are posted in the order of the calls.
   void send(const schedule::Action& action, model::Hidden value);
   void receive(const schedule::Action& action);
-  // Notes the value that a trained stage has passed on. Its gradient will have the same shape.
+  // Stores the shape of the value that a trained stage has passed on. Its gradient has the same.
   void forwarded(Key key, const model::Hidden& value);
   // Waits for the message that a compute action needs. Returns nullopt if it needs none.
   [[nodiscard]] Expected<std::optional<model::Hidden>> wait_for(const schedule::Action& action);
-  // Posts a send whose copy is in progress. Call it before this rank waits for another one.
+  // Posts the send whose copy is in progress. Call it before this rank waits for another one.
   void post_leaving();
   // Waits for all sends.
   [[nodiscard]] Expected<void> finish();
   [[nodiscard]] bool all_used() const { return activations_.empty() && gradients_.empty(); }
   // Returns the number of rows for which the first message behind a stage has room, or 0 if no row
-  // has left there.
+  // can have left there.
   [[nodiscard]] std::int64_t room_behind(StageId id) const;
 
  private:
@@ -60,8 +60,8 @@ class StageMessages {
     at::Tensor tensor;
     std::unique_ptr<transport::Operation> operation;
     std::size_t record;  // its place in StepOutput::messages
-    // For an activation whose rows may have left. Set if the first message is there, and the second
-    // one is posted, if there is one.
+    // For an activation whose rows may have left. Set if its first message has arrived, and the
+    // receive of its second one, if any, is posted.
     bool opened = false;
     at::Tensor second = {};
     std::unique_ptr<transport::Operation> second_operation = {};

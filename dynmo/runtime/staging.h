@@ -4,9 +4,9 @@
 // Copies tensors between a device and transports that move bytes of host memory. No other code
 // knows how. For tensors in host memory everything here is the identity and costs nothing.
 //
-// A device works off its queue in order, later than the host fills it. So outgoing bytes are waited
-// for: the copy is complete when to_host() returns. Incoming bytes are given to the device in order
-// and not waited for. libtorch keeps pinned memory until the device has read it.
+// A device works off its queue later than the host fills it, in order. So outgoing bytes are waited
+// for: the copy is complete when to_host() returns. Incoming bytes are queued for the device and
+// not waited for. libtorch keeps pinned memory until the device has read it.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -20,7 +20,7 @@ namespace dynmo::runtime {
 
 class SideCopies;
 
-// The places of a rank's tensors, as the transports of host memory see them.
+// The place of a rank's tensors, and their copies in host memory for transports.
 struct Staging {
   enum class Copies {
     kWhereNeeded,
@@ -46,11 +46,10 @@ struct Staging {
   void wait() const;
   // Returns host memory that a transport fills for to_device().
   [[nodiscard]] at::Tensor host_buffer(at::IntArrayRef shape, at::ScalarType type) const;
-  // Returns the data that arrived in `host` for the device: the same tensor, or a copy on the
-  // device.
+  // Returns the tensor of the device for data that arrived in `host`: the same tensor, or a copy on
+  // the device.
   [[nodiscard]] at::Tensor to_device(const at::Tensor& host) const;
-  // Like to_device(), into an existing tensor. Does nothing if `host` is to_host(tensor) and no
-  // copy.
+  // Like to_device(), into an existing tensor. Does nothing if to_host() makes no copies.
   void put(const at::Tensor& host, const at::Tensor& tensor) const;
 
   // Copies all tensors of a layer, with one wait.

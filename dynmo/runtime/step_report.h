@@ -21,22 +21,22 @@ namespace dynmo::runtime {
 struct StepReport : observe::StepFacts {
   std::int64_t step = 0;
   cost::Announced announced = cost::Announced::kNothing;  // before the step
-  // For each rank of the group, the time that it computed in this step and updated at the end of
-  // the previous one. All of it is between the exchanges of the two steps.
+  // For each rank of the group, the seconds that it computed in this step and updated after the
+  // previous one. All of it is between the exchanges of the two steps.
   std::vector<double> busy_by_rank;
   // The policy's decision in this step, if it was asked.
   std::optional<control::Decision> decision;
-  // The part of migrate_s after the schedule: gradients of layers that move while the step runs.
+  // The part of migrate_s after the schedule: the gradients of layers that moved during the step.
   double migrate_end_s = 0;
-  // Time for which training stopped because of the move before this step. Part of it may be at the
-  // end of the previous step.
+  // Seconds that training stopped for the move before this step. Part of it may be at the end of
+  // the previous step.
   double move_pause_s = 0;
   bool skipped = false;  // no update: loss or norm were NaN or Inf (OnNan::kSkip)
   // The error with which all ranks end the run: loss or norm were NaN or Inf (OnNan::kStop).
   std::optional<Error> stop = {};
-  // A rank has something to tell all ranks before the next step.
+  // Set if a rank has something to tell all ranks before the next step.
   bool asked = false;
-  std::vector<control::SpeedChange> speeds;     // that this step has shown
+  std::vector<control::SpeedChange> speeds;     // found by this step
   std::vector<cost::LayerSample> layers;        // by LayerId, as measured in this step
   std::vector<schedule::TimedAction> actions;   // this rank's, compute
   std::vector<schedule::TimedAction> messages;  // this rank's (StepOutput::messages)

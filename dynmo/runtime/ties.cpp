@@ -59,7 +59,7 @@ Expected<void> exchange_and_add(transport::Transport& pipeline, const Staging& s
   return {};
 }
 
-// The rows of the tie's first parameter that are the second.
+// Returns the rows of `first` that are the tie's second parameter.
 at::Tensor rows_of(const model::Tie& tie, const at::Tensor& first) {
   return tie.rows ? first.narrow(0, tie.rows->begin, tie.rows->end - tie.rows->begin) : first;
 }
@@ -126,7 +126,7 @@ Expected<void> add_tied_gradients(transport::Transport& pipeline,
     return rows_of(tie, gradient(tie.first, tie.first_parameter));
   };
   const Rank own(pipeline.rank().value);
-  // All ranks go through the ties in one order, so no two wait for each other.
+  // All ranks handle the ties in one order, so no two wait for each other.
   for (const model::Tie& tie : ties) {
     const Rank first = plan.owner(tie.first);
     const Rank second = plan.owner(tie.second);

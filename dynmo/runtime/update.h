@@ -12,15 +12,16 @@ namespace dynmo::runtime {
 enum class Update { kApply, kSkip };  // kSkip leaves the gradients unused
 
 // Updates every trained layer, with its gradient times `clip_factor`. Does not wait for a device:
-// its times are left to RankTimes::read_update.
+// RankTimes::read_update reads the times later.
 void update_layers(LayerStates& states, const model::AdamWOptions& optimizer, double clip_factor,
                    Update update, at::Device device, RankTimes& times);
 
 // Reads the times of the newest update if they are not known yet. The host must have waited for the
-// device since.
+// device after the update.
 void read_update_times(RankTimes& times);
 
-// Measures the update of every trained layer on a copy, and zeroes its gradient. No number changes.
+// Measures the update of every trained layer on a copy. Zeroes its gradient, and changes nothing
+// else.
 void measure_updates(LayerStates& states, const model::AdamWOptions& optimizer, at::Device device,
                      RankTimes& times);
 
