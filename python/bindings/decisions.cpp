@@ -37,7 +37,7 @@ constexpr Limits kSeconds{
 constexpr Limits kPositive{.min = 1, .max = 1 << 20, .wanted = "a whole number from 1 to 1048576"};
 
 double number_of(Bytes bytes) { return static_cast<double>(bytes.value); }
-// An exchange has bytes as doubles.
+// Converts a number of bytes, which an exchange has as a double.
 Expected<Bytes> bytes_of(double number) {
   if (!(number >= 0 && number <= number_of(cost::kMaxBytes))) {
     return make_error(ErrorCode::kBadInput, "is {}, wanted bytes from 0 to 2^50", number);

@@ -18,7 +18,7 @@ namespace dynmo::python {
 namespace nb = nanobind;
 namespace {
 
-// Whatever shares its memory: bytes, arrays, tensors of a CPU.
+// An object that exposes its memory: bytes, arrays, tensors of a CPU.
 using Buffer = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
 std::string digest(const Buffer& buffer) {

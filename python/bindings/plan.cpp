@@ -65,7 +65,7 @@ std::string trace_of(const Planned& planned) {
   return observe::trace_json(processes);
 }
 
-// Name and text of each file, and what to set beside them. With `write` they are in the folder.
+// Name and text of each file.
 using Files = std::vector<std::pair<std::string, std::string>>;
 std::pair<Files, std::string> emit(const Planned& planned, const std::string& form,
                                    const std::string& folder, bool kept_names, bool write) {

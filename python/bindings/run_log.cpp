@@ -40,10 +40,11 @@ namespace dynmo::python {
 namespace nb = nanobind;
 namespace {
 
-// One rank's files; the leader, rank 0 at first, has the events and the load trace. One thread.
+// The files of one rank. The leader (rank 0 at first) also has the events and the load trace. For
+// one thread.
 class RunLog {
  public:
-  // Makes the folder, which belongs to this run then. Writes nothing of steps until begin().
+  // Makes the folder, which rank 0 locks for this run. Writes nothing about steps until begin().
   static Expected<std::unique_ptr<RunLog>> open(const std::string& path, int rank, int replicas,
                                                 const observe::RunScale& scale,
                                                 const std::vector<std::string>& metrics,
@@ -70,8 +71,8 @@ class RunLog {
     return log;
   }
 
-  // Opens the files before step `first_step`, which is run with `plan`. Files of an earlier run
-  // stay as they are before that step. Returns kBadInput if there are some and it is the first one.
+  // Opens the files before step `first_step`, which runs with `plan`. An earlier run's files keep
+  // their content before that step. Returns kBadInput if there are such files and the step is 0.
   Expected<void> begin(std::int64_t first_step, const Json& plan, int accumulation) {
     DYNMO_ASSIGN(const plan::Plan first, plan::parse_plan(plan, "plan"));
     using Records = observe::RecordWriterOptions;
@@ -99,8 +100,8 @@ class RunLog {
     return {};
   }
 
-  // Goes back to `step`, after a loss for example: removes the records from there on, and at the
-  // leader, which may be a new one, those of lost ranks and the lines of the load trace.
+  // Goes back to `step`, for example after a loss. Removes this rank's records from there on. The
+  // leader, which may have changed, also cuts the records of lost ranks and the load trace.
   Expected<void> go_on(std::int64_t step, bool leads, const std::vector<int>& lost, int ranks) {
     static_cast<void>(records_->close());  // what it lacks is in failures()
     if (const auto failure = records_->take_failure()) omitted_.push_back(failure->message);
@@ -149,7 +150,7 @@ class RunLog {
     records_->write(record);
     return {};
   }
-  // Sets the products of a step, of all replicas.
+  // Sets the FLOPs of a step's products, summed over the replicas.
   void set_step_flops(double flops) {
     scale_.step_flops = flops;
     if (metrics_) metrics_->set_scale(scale_);
@@ -164,7 +165,7 @@ class RunLog {
                              .observed = told.observed()});
   }
   // Writes the summary of the first `steps` steps and the costs of the layers. Writes nothing if no
-  // step was measured. No record follows.
+  // step was measured. No record may follow.
   Expected<void> finish(std::int64_t steps, const Json& profile) {
     if (!leader_.events) return {};
     DYNMO_ASSIGN(const cost::ModelCost costs, cost::parse_profile(profile, "profile"));
@@ -183,7 +184,7 @@ class RunLog {
     DYNMO_TRY(write_file_durably(folder_.profile(), cost::profile_json(costs).dump(2) + "\n"));
     return write_file_durably(folder_.summary(), summary.dump(2) + "\n");
   }
-  // Says what could not be written, once a file; training goes on.
+  // Returns what could not be written, once for each file. Training goes on.
   std::vector<std::string> failures() {
     std::vector<std::string> lines = std::exchange(omitted_, {});
     if (records_) {
@@ -286,11 +287,11 @@ class RunLog {
   Leader leader_;
 };
 
-// An action as Schedule.rows spells it, its start and end in nanoseconds since the start of the
-// step.
+// An action in the notation of Schedule.rows, and its start and end in nanoseconds since the start
+// of the step.
 using Row = std::tuple<std::string, std::int64_t, std::int64_t>;
 
-// One process of a trace; `steps` by number, of each the rows of every rank.
+// Returns a trace of one process. `steps` has each step's number and the rows of every rank.
 std::string trace(
     const std::string& name,
     const std::vector<std::tuple<std::int64_t, std::vector<std::vector<Row>>>>& steps) {

@@ -24,7 +24,8 @@ struct Simulated {
   scenario::Comparison comparison;
 };
 
-// Ctrl-C is looked for at every step: Python sees it only when it is asked.
+// Raises KeyboardInterrupt after Ctrl-C. Called at every step, because Python does not interrupt
+// C++.
 void check_signals() {
   const nb::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();

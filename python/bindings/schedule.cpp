@@ -58,7 +58,7 @@ std::vector<std::vector<std::string>> rows(const Schedule& schedule) {
   return rows;
 }
 
-// Costs of a stage, all of them 0 where absent.
+// Reads the costs of a stage. Absent ones are 0.
 Expected<sim::StageCost> read_stage(JsonObject& object) {
   const auto seconds = [&](const char* key) {
     const double value = object.number(key, 0.0);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets a module that was compiled with glibc 2.38 or later run with glibc 2.34.
 //
-// Headers since 2.38 redirect strtol() and its like to functions that also read "0b1" in the bases
-// 0 and 2. No caller in the module reads these bases. The module has the new functions itself,
-// hidden and by the old ones, and so asks glibc for the old ones alone. A header of glibc would
-// redirect the calls below, too; none is included.
+// Headers since 2.38 redirect strtol() and similar functions to new ones, which also read "0b1" in
+// the bases 0 and 2. No caller in the module uses these bases. So the module defines the new
+// functions itself, hidden, by calling the old ones, and needs only the old ones of glibc. This
+// file includes no header of glibc, because it would redirect the calls below, too.
 
 extern "C" {
 long plain_strtol(const char* text, char** end, int base) asm("strtol");

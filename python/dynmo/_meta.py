@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the layers of a model without formulas in the core: transformers builds it without memory, and runs it.
+"""Counts the layers of a model without formulas in the core. transformers builds the model without memory, and runs it.
 
-On the device "meta" tensors have shapes and no data. One forward pass says what every block multiplies, moves and keeps.
+On the device "meta" tensors have shapes and no data. One forward pass shows what every block multiplies, moves and keeps.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _text_config(config: dict[str, Any], needed: Optional[str] = None) -> Any:
 
     document = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
     document.pop("quantization_config", None)
-    document.pop("auto_map", None)  # no code of others is run
+    document.pop("auto_map", None)  # so that no other code is run
     for part in document.values():
         if isinstance(part, dict):
             part.pop("quantization_config", None)
@@ -67,7 +67,7 @@ def _blocks(model: Any) -> tuple[str, Any]:
 
 
 class _Tally:
-    """The work of the operations of one part of a model."""
+    """The work of one part of a model, summed over its operations."""
 
     def __init__(self) -> None:
         self.products = 0.0
@@ -78,7 +78,7 @@ class _Tally:
 
 
 def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[int]) -> Any:
-    """A context that adds every operation to the running part."""
+    """Returns a context that counts every operation for the part that runs."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
@@ -91,7 +91,7 @@ def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[
 
     class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # The model asks whether a mask leaves tokens out: it does not.
+            # The model asks whether a mask omits tokens. It omits none.
             if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
                 return True
             out = func(*args, **(kwargs or {}))
@@ -112,7 +112,9 @@ def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[
     restored: list[tuple[Any, Any]] = []
 
     def experts_of(module: Any) -> Any:
-        """Counts experts as one operation: their rows depend on the data, but the number of rows does not."""
+        """Replaces a module's forward, to count all experts as one operation. Which rows an expert gets depends on data, but their
+        number does not.
+        """
         original = module.forward
 
         def forward(rows: Any, *rest: Any, **named: Any) -> Any:
@@ -147,7 +149,7 @@ def _recorder(model: Any, places: dict[str, int], parts: list[_Tally], own: set[
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             parts[running[0]].kept[storage._cdata] = storage.nbytes()
-            alive.append(tensor)  # so that no other tensor takes its place
+            alive.append(tensor)  # so that no other tensor gets its address
         return tensor
 
     alive: list[Any] = []

@@ -25,7 +25,7 @@ def _document(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A plan in the words of others: texts by name of file, and what to set beside them."""
+    """A plan in another program's format: texts by name of file, and the settings to use with them."""
 
     files: dict[str, str]
     note: str
@@ -159,7 +159,7 @@ def _counted(question: dict[str, Any]) -> dict[str, Any]:
         layers = _meta.work_of(question["config"], *tokens, needed=unplanned[1] if unplanned else None)
     except ImportError:
         raise refusal from None
-    except Exception as error:  # of transformers: a config that no class takes, a model that needs data to run
+    except Exception as error:  # from transformers: no class for the config, or a model that needs data to run
         raise BadInputError(f"{refusal}; with transformers: {error}".replace("\n", " ")) from error
     return {**{name: value for name, value in question.items() if name != "config"}, "work": layers}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports transformers no earlier than its Trainer is wanted."""
+    """Imports PipelineTrainer only when it is first used, because it needs transformers."""
     if name == "PipelineTrainer":
         from .trainer import PipelineTrainer
 

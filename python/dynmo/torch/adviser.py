@@ -18,12 +18,12 @@ from .clocks import HostClock
 from .device import device_of
 from .stages import StageLike, StageTimes
 
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}  # ours, torch's
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}  # DynMo's name: PyTorch's
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The cut in force and the best one of the same schedule, for what the layers took."""
+    """The current cut and the best one with the same schedule, for the measured times of the layers."""
 
     schedule: str
     ranks: int
@@ -37,11 +37,11 @@ class Advice:
 
     @property
     def gain_s(self) -> float:
-        """What a step gains; 0 where the cut in force is the best."""
+        """Returns the seconds that the best cut saves in a step; 0 if the current cut is the best."""
         return max(0.0, self.current_step_s - self.planned_step_s)
 
     def pays(self, restart_s: float, steps: int) -> bool:
-        """Whether `steps` more steps gain more than stopping and starting again takes."""
+        """Returns whether the best cut saves more in `steps` steps than a restart of `restart_s` seconds costs."""
         return self.gain_s * steps > restart_s
 
     def write(self, folder: Union[str, "os.PathLike[str]"]) -> None:
@@ -61,9 +61,10 @@ class Advice:
 class Adviser:
     """Measures the layers of a pipeline of torch.distributed.pipelining, and says whether another cut pays its restart.
 
-    `stages`: this rank's PipelineStage objects. `schedule`: "1F1B", "GPipe" or "Interleaved1F1B". Layers are the children of a stage
-    that have parameters, those of a ModuleList or ModuleDict one by one. Where the schedule calls `timed_loss(loss_fn)` instead of
-    `loss_fn`, the loss counts as part of the last layer. Times are wall time, on a device those of its stream; medians of the newest 512 calls count.
+    `stages`: this rank's PipelineStage objects. `schedule`: "1F1B", "GPipe" or "Interleaved1F1B". Layers are the children of a stage that
+    have parameters; those of a ModuleList or ModuleDict are single layers. If the schedule calls `timed_loss(loss_fn)` instead of
+    `loss_fn`, the loss counts as part of the last layer. Times are medians over the newest 512 calls: wall time, or on a device the time of
+    its stream.
     """
 
     def __init__(
@@ -88,17 +89,17 @@ class Adviser:
         }
 
     def timed_loss(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The same function, whose time counts as part of the last layer's. For the schedule, on every rank."""
+        """Returns `loss_fn` for the schedule, with its time counted as part of the last layer's. Call it on every rank."""
         last = self._stages.get(self._count - 1)
         return loss_fn if last is None else last.timed_loss(loss_fn)
 
     def close(self) -> None:
-        """Takes the hooks off."""
+        """Removes the hooks."""
         for stage in self._stages.values():
             stage.close()
 
     def advise(self) -> Advice:
-        """What the layers took since the start, and the best cut for it. All ranks call it, and get the same."""
+        """Returns the best cut for the times that the layers took since the start. All ranks call it and get the same result."""
         ranks = dist.get_world_size(self._group)
         told: list[Any] = [None] * ranks
         dist.all_gather_object(told, {"count": self._count, "stages": {i: self._own(stage) for i, stage in self._stages.items()}}, self._group)
@@ -118,7 +119,7 @@ class Adviser:
         return Advice(self._schedule, ranks, self._micro_batches, before, after, current_s, planned_s, profile, planned)
 
     def _own(self, stage: StageTimes) -> list[dict[str, Any]]:
-        """The layers of a stage, in the order in which they run."""
+        """Returns the layers of a stage, in the order in which they run."""
         stage.read()
         layers = []
         loss_s = stage.times[stage.LOSS].medians() if stage.LOSS in stage.times else (0.0, 0.0)
@@ -134,7 +135,7 @@ class Adviser:
         return layers
 
     def _check(self, told: list[Any], owners: dict[int, int], ranks: int) -> None:
-        """The same error on all ranks."""
+        """Raises the same error on all ranks if the stages are incomplete or on the wrong ranks."""
         for rank, one in enumerate(told):
             if one["count"] != told[0]["count"]:
                 raise BadInputError(f"rank {rank}: {one['count']} stages, rank 0 has {told[0]['count']}, wanted the same pipeline on all ranks")
@@ -148,7 +149,7 @@ class Adviser:
                 raise BadInputError(f"stage {index}: no layer has run in training, wanted advise() after a step")
 
     def _step_s(self, cut: list[list[str]], layers: list[dict[str, Any]], owners: list[int]) -> float:
-        """A step of this cut, replayed."""
+        """Returns the seconds of a step with this cut, by replay."""
         rest = iter(layers)
         parts = ("forward_s", "backward_input_s", "backward_weight_s")
         stages = [[next(rest) for _ in names] for names in cut]
@@ -168,7 +169,7 @@ def _check_once(told: list[Any]) -> None:
 
 
 def _number_on(stages: list[list[dict[str, Any]]]) -> None:
-    """In each stage the numbers of a list begin with 0: they go on from stage to stage."""
+    """Renumbers the layers of a list that several stages share: each stage counts from 0, and the whole model counts on."""
     seen: dict[str, int] = {}
     for stage in stages:
         begun = dict(seen)

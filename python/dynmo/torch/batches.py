@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch, cut into micro-batches wherever its tensors lie in it, and what kinds of values it has."""
+"""Batches and their micro-batches: cutting them by sample, moving them between host and device, and checking the kinds of their values."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ from ..errors import BadInputError
 from .device import to_device, to_host
 
 ITEMS = "num_items_in_batch"
-INPUT, TARGET = "input", "target"  # of layers of the user's own
+INPUT, TARGET = "input", "target"  # keys of a batch for the user's own layers
 IGNORED = -100  # a label without a loss
-CUT = ("input_ids", "labels", "inputs_embeds", INPUT, TARGET)  # never shared by the samples
+CUT = ("input_ids", "labels", "inputs_embeds", INPUT, TARGET)  # always have one row for each sample
 FLAGS = {
     "use_cache": "keys and values lie on several ranks",
     "output_hidden_states": "the hidden tensors lie on several ranks", "output_attentions": "the attentions lie on several ranks",
@@ -38,7 +38,7 @@ def of_call(pair: tuple[Any, ...], named: dict[str, Any], of_layers: bool) -> Ba
 
 
 def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Tensors and plain values with their paths, such as attention_mask.full_attention."""
+    """Yields tensors and plain values with their paths, such as attention_mask.full_attention."""
     if isinstance(value, Mapping):
         for key, element in value.items():
             yield from leaves_of(element, f"{path}.{key}" if path else str(key))
@@ -50,7 +50,7 @@ def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def mapped(value: Any, path: str, change: Callable[[str, Any], Any]) -> Any:
-    """The same nest with changed leaves."""
+    """Returns the same nest of values, with change(path, value) for each tensor and plain value."""
     if isinstance(value, Mapping):
         return {key: mapped(element, f"{path}.{key}" if path else str(key), change) for key, element in value.items()}
     if isinstance(value, (tuple, list)):
@@ -65,7 +65,7 @@ def _is_there(value: Any) -> bool:
 
 
 def on_host(batch: Given) -> Given:
-    """The batch in host memory; one wait if some of it lies on a device."""
+    """Returns the batch in host memory. Waits once if a part of it is on a device."""
     there = {path: value for path, value in leaves_of(batch, "") if _is_there(value) and value.device.type != "meta"}
     if not there:
         return batch
@@ -75,7 +75,7 @@ def on_host(batch: Given) -> Given:
 
 
 def on_device(batch: Given, device: torch.device) -> Given:
-    """The batch where the model is; no wait."""
+    """Returns the batch on the model's device. Does not wait."""
     if device.type == "cpu":
         return batch
     copied: Given = mapped(batch, "", lambda _, value: to_device(value, device) if isinstance(value, Tensor) and not _is_there(value) else value)
@@ -90,7 +90,7 @@ def check_places(batch: Batch, device: torch.device) -> None:
 
 
 def _axis(path: str, tensor: Tensor) -> int:
-    """The dimension of the samples. Positions of several kinds come before them."""
+    """Returns the dimension of the samples. position_ids of three dimensions have it second."""
     return 1 if path == "position_ids" and tensor.dim() == 3 else 0
 
 
@@ -99,12 +99,12 @@ def _sizes(leaves: Leaves) -> dict[str, int]:
 
 
 def _shared(path: str, size: int) -> bool:
-    """Whether one row serves all samples, as masks and positions may."""
+    """Returns whether one row serves all samples, as in masks and positions."""
     return size == 1 and path not in CUT
 
 
 def batch_size(batch: Mapping[str, Any], micro_batches: int) -> int:
-    """The number of samples. Refuses what cannot be cut."""
+    """Returns the number of samples. Raises BadInputError if the batch cannot be cut into the micro-batches."""
     leaves = dict(leaves_of(batch, ""))
     for flag, why in FLAGS.items():
         if batch.get(flag):
@@ -131,7 +131,7 @@ def batch_size(batch: Mapping[str, Any], micro_batches: int) -> int:
 
 
 def _check_lists(value: Any, path: str, size: int) -> None:
-    """Lists with a value for each sample are not cut, so they are refused."""
+    """Refuses lists with a value for each sample, because lists are not cut."""
     if isinstance(value, Mapping):
         for key, element in value.items():
             _check_lists(element, f"{path}.{key}" if path else str(key), size)
@@ -141,7 +141,7 @@ def _check_lists(value: Any, path: str, size: int) -> None:
 
 
 def micro_batches_of(batch: Batch, micro_batches: int, fewer: bool = False) -> list[dict[str, Any]]:
-    """The micro-batches, each with its samples of every tensor; `fewer` of them may be given as a list."""
+    """Returns the micro-batches, each with its samples of every tensor. If `fewer`, a given list may have less than `micro_batches`."""
     if isinstance(batch, Mapping):
         return rows_of(batch, batch_size(batch, micro_batches) // micro_batches, micro_batches)
     if not 0 < len(batch) <= micro_batches or len(batch) < micro_batches and not fewer:
@@ -155,12 +155,12 @@ def micro_batches_of(batch: Batch, micro_batches: int, fewer: bool = False) -> l
 
 
 def first_of(batch: Batch) -> Mapping[str, Any]:
-    """A batch, or the first micro-batch of a list, which has the same keys as the others."""
+    """Returns the batch, or the first micro-batch of a list. The others have the same keys."""
     return batch if isinstance(batch, Mapping) else batch[0] if batch else {}
 
 
 def sample_of(batch: Batch, micro_batches: int) -> dict[str, Any]:
-    """One or two samples that a micro-batch could have, the most padded one among them."""
+    """Returns one or two samples as a micro-batch could have them, among them the one with most padding."""
     if not isinstance(batch, Mapping):
         batch, micro_batches = max(batch, key=_padding_of), 1
     size = batch_size(batch, micro_batches)
@@ -203,7 +203,7 @@ def rows_of(batch: Mapping[str, Any], size: int, parts: int) -> list[dict[str, A
 
 
 def kinds_of(batch: Mapping[str, Any]) -> dict[str, str]:
-    """What each value is, by path. None is as good as no value."""
+    """Returns the kind of each value by path, such as "torch.int64 of 2 dimensions". Omits None."""
     kinds = {}
     for path, value in leaves_of(batch, ""):
         if isinstance(value, Tensor) and value.dim() > 0:
@@ -216,7 +216,7 @@ def kinds_of(batch: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_kinds(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> None:
-    """Refuses values with which the split has not been checked: the whole model is no longer here."""
+    """Refuses kinds of values with which the split was not checked. It cannot be checked any more, because the whole model is gone."""
     for path, kind in kinds_of(batch).items():
         if path not in checked:
             raise BadInputError(f"batch: {path} was not in the first batch, with which the split was checked; wanted it there, too")
@@ -228,12 +228,12 @@ def check_kinds(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> No
 
 
 def are_known(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> bool:
-    """Whether the split has been checked with such values."""
+    """Returns whether the split was checked with these kinds of values."""
     return all(kind in checked.get(path, ()) for path, kind in kinds_of(batch).items())
 
 
 def count_tokens(batch: Batch) -> int:
-    """Those of input_ids; of other batches the samples."""
+    """Returns the number of tokens: the elements of input_ids, or the samples of a batch without them."""
     if not isinstance(batch, Mapping):
         return sum(map(count_tokens, batch))
     if isinstance(ids := batch.get("input_ids"), Tensor):

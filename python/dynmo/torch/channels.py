@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors from device to device, by the backend that torch.distributed has for the device, such as NCCL.
+"""Sends tensors from device to device, by the backend that torch.distributed has for the device, such as NCCL.
 
-NCCL has no tags, and orders all operations of a group. So each channel (source, destination, purpose) has a group of two ranks. Both
-take part in making one, so all ranks open the channels of a plan in one order before a schedule runs. Channels stay open, and a plan
-that returns finds its own. A wait makes the stream wait, not the host. A device waits for a lost rank forever. So a thread watches the
-connections of Gloo's group, and aborts the channels if one ends.
+NCCL has no tags, and orders all operations of a group. So each channel (source, destination, purpose) has a group of two ranks. Both create
+it together, so all ranks open the channels of a plan in one order before a schedule runs. Channels stay open, so a plan that returns finds
+its own. A wait makes the stream wait, not the host. A device would wait for a lost rank forever. So a thread watches the connections of
+Gloo's group, and aborts the channels if one ends.
 """
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .layers import Tie
 from .program import Plan
 from .sockets import Sockets
 
-LOOK_S = 0.1  # from one look at the connections to the next
-OPEN_S = 60.0  # for the other rank of a channel to come
-EVENTS = 256  # of the newest messages, which show that the device goes on
-# What NCCL's groups read when they are made: the ranks here deal with a lost one, and PyTorch must not end the process.
+LOOK_S = 0.1  # between two looks at the connections
+OPEN_S = 60.0  # until the other rank of a channel has come
+EVENTS = 256  # maximum number of newest waits that are observed on the device
+# Environment of NCCL's groups: the ranks here handle a lost one, so PyTorch must not end the process.
 OF_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 _C10D: Any = dist  # whose stores and NCCL's groups have no types
@@ -41,7 +41,7 @@ Connect = Callable[[Any, int, torch.device, timedelta], Any]  # store, rank of t
 
 @dataclass(frozen=True)
 class Channel:
-    """Ranks by their numbers in torch.distributed."""
+    """A channel from rank `source` to rank `target`, by their numbers in torch.distributed."""
 
     source: int
     target: int
@@ -52,7 +52,9 @@ class Channel:
 
 
 def channels_of(plan: Plan, ties: Sequence[Tie], rows: Sequence[Sequence[int]]) -> list[Channel]:
-    """Those of all steps with this plan, for the ranks `rows` by replica and position. The order is the same on all ranks."""
+    """Returns the channels that steps of this plan use. `rows` has the ranks by replica and position. The order is the same on all
+    ranks.
+    """
     found = []
     owners = plan.owners
     for row in rows:
@@ -71,7 +73,7 @@ def channels_of(plan: Plan, ties: Sequence[Tie], rows: Sequence[Sequence[int]]) 
 
 
 def identity_of(device: torch.device) -> str:
-    """The name of this device among all of the job; "" where it cannot be known."""
+    """Returns a name of this device that is unique in the job, or "" if it is unknown."""
     try:
         properties = torch.get_device_module(device).get_device_properties(device)
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -83,13 +85,13 @@ def identity_of(device: torch.device) -> str:
 
 
 def backend_of(device: torch.device) -> str:
-    """The backend of torch.distributed for the device; "" where this PyTorch has none that can be opened."""
+    """Returns the backend of torch.distributed for the device, or "" if this PyTorch has none that can be opened."""
     name = str(dist.Backend.default_device_backend_map.get(device.type, ""))
     return name if _connect_by(name) is not None else ""
 
 
 def reason_for_host(told: Sequence[tuple[str, str]], device: torch.device) -> str:
-    """Why tensors cannot go from device to device, by what each rank tells of its device and backend; "" if they can."""
+    """Returns why tensors cannot go from device to device, or "" if they can. `told` has each rank's device identity and backend."""
     for rank, (identity, backend) in enumerate(told):
         if not backend:
             return f"rank {rank} has no backend of torch.distributed for {device.type}"
@@ -102,7 +104,7 @@ def reason_for_host(told: Sequence[tuple[str, str]], device: torch.device) -> st
 
 
 def _connect_by(backend: str) -> Optional[Connect]:
-    """What makes a group of two ranks."""
+    """Returns the function that makes a group of two ranks, or None if the backend has none."""
     if backend == "nccl":
         return _connect_nccl if dist.is_nccl_available() else None
     plugin: Any = dist.Backend._plugins.get(backend.upper())
@@ -124,7 +126,7 @@ def _connect_nccl(store: Any, rank: int, device: torch.device, timeout: timedelt
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    # Now, and not at the first message: then each rank would make its communicators in the order of its own schedule.
+    # Connects now. At the first message each rank would connect in the order of its own schedule.
     group.eager_connect_single_device(device)
     return group
 
@@ -133,9 +135,9 @@ def _connect_nccl(store: Any, rank: int, device: torch.device, timeout: timedelt
 
 
 class DeviceLane:
-    """Tensors of the device go by channels, those of the host by Gloo. A tensor lies on the same kind of device on both ranks.
+    """Sends tensors of the device by channels, and those of the host by Gloo. A tensor is on the same kind of device on both ranks.
 
-    Used by the rank's thread; `fail` may be called by any. All ranks open channels alike.
+    Used by the rank's thread. Any thread may call `fail`. All ranks open channels alike.
     """
 
     def __init__(self, device: torch.device, backend: str, number: int, store: Any, timeout_s: float, sockets: Sockets) -> None:
@@ -146,10 +148,10 @@ class DeviceLane:
         self._host = HostLane()
         self._groups: dict[Channel, Any] = {}  # None for channels of other ranks
         self._lock = threading.Lock()
-        self._why = ""  # it has failed
-        self._blocked = False  # in a wait
-        self._events: deque[torch.Event] = deque(maxlen=EVENTS)  # behind waits
-        self._moved = time.monotonic()  # when host or device was last seen to go on
+        self._why = ""  # why the channels have failed; "": they have not
+        self._blocked = False  # whether the thread is in a wait
+        self._events: deque[torch.Event] = deque(maxlen=EVENTS)  # recorded after waits
+        self._moved = time.monotonic()  # when host or device last made progress
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, args=(sockets.watched(),), name="dynmo channels", daemon=True)
         self._watcher.start()
@@ -158,7 +160,7 @@ class DeviceLane:
         return channel in self._groups
 
     def open(self, channels: Sequence[Channel]) -> None:
-        """Opens channels that are not open; all ranks call it with the same ones in the same order."""
+        """Opens channels that are not open. All ranks call it with the same ones in the same order."""
         for channel in channels:
             group = None
             if self._number in (channel.source, channel.target):
@@ -178,7 +180,7 @@ class DeviceLane:
                 self.check()
 
     def ready(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors that `send` takes without a wait, all on the device."""
+        """Returns the tensors on the device, where `send` takes them without a wait."""
         return [to_device(tensor, self.device) for tensor in tensors]
 
     def send(self, group: Group, tensor: Tensor, to: int, tag: int, purpose: str) -> Any:
@@ -192,7 +194,7 @@ class DeviceLane:
         return self._post(Channel(source, self._number, purpose), lambda channel: channel.recv([tensor], 0, 0))
 
     def settle(self) -> None:
-        """Waits until the stream has done all that it waits for; raises if a channel was aborted before."""
+        """Waits until the stream has done its work so far. Raises if a channel was aborted before."""
         self._note()
         torch.accelerator.current_stream(self.device).synchronize()
         self.check()
@@ -202,7 +204,7 @@ class DeviceLane:
             raise RuntimeError(self._why)
 
     def fail(self, why: str) -> None:
-        """Aborts the channels, so that a device which waits for a rank goes on, with bytes that are worth nothing."""
+        """Aborts the channels, so that a device that waits for a rank continues. The bytes that it then gets are invalid."""
         with self._lock:
             if self._why:
                 return
@@ -212,12 +214,12 @@ class DeviceLane:
             _abort(group)
 
     def give_up(self) -> None:
-        """Aborts the channels, and waits until the device has left the memory of messages that nothing has waited for."""
+        """Aborts the channels, and waits until the device no longer uses the memory of messages."""
         self.fail("the group is given up")
         torch.accelerator.synchronize(self.device)
 
     def close(self) -> None:
-        """Ends the channels, when nothing is on its way."""
+        """Closes the channels. No message may be in flight."""
         self._stopped.set()
         self._watcher.join()
         if not self._why:
@@ -264,7 +266,7 @@ class DeviceLane:
         if time.monotonic() - self._moved < self._timeout_s:
             return False
         passed = 0
-        with contextlib.suppress(IndexError):  # the rank's thread adds events
+        with contextlib.suppress(IndexError):  # the rank's thread changes the list meanwhile
             while self._events[0].query():
                 self._events.popleft()
                 passed += 1
@@ -275,7 +277,7 @@ class DeviceLane:
 
 
 class _Posted:
-    """A message of a channel."""
+    """A posted message of a channel."""
 
     def __init__(self, lane: DeviceLane, work: Any) -> None:
         self._lane, self._work = lane, work
@@ -285,13 +287,13 @@ class _Posted:
 
 
 def _abort(group: Any) -> None:
-    with contextlib.suppress(Exception):  # others are aborted, too
+    with contextlib.suppress(Exception):  # the other channels are aborted, too
         group.abort()
 
 
 @contextlib.contextmanager
 def _limited(store: Any) -> Iterator[None]:
-    """A lost rank never comes, so waits for the store are short inside."""
+    """Shortens the store's timeout inside, because a lost rank never comes."""
     before = store.timeout
     store.set_timeout(min(before, timedelta(seconds=OPEN_S)))
     try:
@@ -301,5 +303,5 @@ def _limited(store: Any) -> Iterator[None]:
 
 
 def describe(channels: Collection[Channel]) -> str:
-    """What ranks compare."""
+    """Returns the channels as text, which ranks compare."""
     return ", ".join(map(str, channels))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot work is refused by name before anything is dropped; parts of a model are checked against the whole."""
+"""Refuses models, parameters and arguments that cannot work, by name and before any weight is dropped. Also computes digests."""
 from __future__ import annotations
 
 import hashlib
@@ -22,20 +22,20 @@ MAX_WRAPPERS = 16  # calls around an optimizer's step, such as a scheduler's
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Raises BadInputError unless `value` is a whole number from `least` on that fits into 63 bits."""
+    """Raises BadInputError unless `value` is a whole number, `least` or more, that fits into 63 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise BadInputError(f"{name}={value!r}, wanted a whole number, {least} or more")
 
 
 def digest(value: Any) -> int:
-    """48 bits, which a double holds exactly."""
+    """Returns a digest of 48 bits, which a double holds exactly."""
     hasher = hashlib.blake2b(digest_size=6)
     update(hasher, value)
     return int.from_bytes(hasher.digest(), "little")
 
 
 def content_digest(packed: Tensor) -> Tensor:
-    """XXH3, 16 bytes."""
+    """Returns the XXH3 digest of the bytes, 16 bytes."""
     return torch.frombuffer(bytearray.fromhex(content_hash(packed.numpy())), dtype=torch.uint8)
 
 
@@ -58,7 +58,7 @@ def update(hasher: Any, value: Any) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuses wrappers and parameters that layers cannot be moved with."""
+    """Refuses a model if its layers cannot be moved: wrappers, special parameters, and options of its config."""
     kinds = {kind.__module__ + "." + kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     for kind, what in (
         ("torch.nn.parallel.distributed.DistributedDataParallel", "DistributedDataParallel"),
@@ -91,7 +91,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _check_layerdrop(model: nn.Module) -> None:
-    """Blocks that are left out at random do so on one rank only."""
+    """Refuses models that leave out blocks at random, because each rank would leave out others."""
     for name, module in model.named_modules():
         for source, where in ((module.__dict__, name), (getattr(getattr(module, "config", None), "__dict__", {}), "config")):
             for key, value in source.items():
@@ -115,7 +115,7 @@ def _check_parameters(model: nn.Module) -> None:
 
 
 def check_free(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Why a parameter cannot be given away, or nothing. swap_tensors wants to be its only owner."""
+    """Returns why a parameter cannot be moved away, or "". swap_tensors requires that it has no other owner."""
     import weakref
 
     for name, parameter in named:
@@ -129,20 +129,20 @@ def check_free(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _has_other_owner(parameter: Tensor) -> bool:
-    """Whether something beside the parameter and its node of accumulation holds the tensor, as swap_tensors counts."""
+    """Returns whether swap_tensors would refuse: something besides the parameter and its gradient accumulator holds the tensor."""
     held: Any = parameter
     if held._use_count() == 1:
         return False
     if held._use_count() > 2 or not parameter.requires_grad:
         return True
-    node = torch.autograd.graph.get_gradient_edge(parameter).node  # made now unless it was the other owner
+    node = torch.autograd.graph.get_gradient_edge(parameter).node  # created here unless it was the other owner
     uses = int(held._use_count())
     del node
     return uses != 2
 
 
 def called_by_scaler() -> bool:
-    """Whether a GradScaler calls the optimizer. It leaves no trace: gradients that it divides keep their version."""
+    """Returns whether a GradScaler calls the optimizer, by the call stack: gradients that it divides keep their version."""
     frame = inspect.currentframe()
     for _ in range(MAX_WRAPPERS):
         if frame is None:

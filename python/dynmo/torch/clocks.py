@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks of a rank. On a device a stamp is an event in its stream, and times can be read once the device has been waited for."""
+"""Clocks of a rank. A stamp of a device is an event in its stream. Its time can be read after a wait for the device."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -8,20 +8,20 @@ from typing import Any, Optional, Protocol
 
 import torch
 
-Stamp = Any  # of one clock: seconds, or an event
+Stamp = Any  # seconds of a host clock, or an event
 
 
 class Clock(Protocol):
     def stamp(self) -> Stamp:
-        """Now, in the stream of the calling thread."""
+        """Returns the present time in the stream of the calling thread."""
 
     def wait(self) -> None:
-        """Waits until all stamps so far have their times."""
+        """Waits until the times of all stamps so far can be read."""
 
     def seconds(self, start: Stamp, end: Stamp) -> float: ...
 
     def free(self, stamps: Iterable[Stamp]) -> None:
-        """Stamps that are no longer needed."""
+        """Takes back stamps that are no longer needed."""
 
 
 class HostClock:
@@ -42,7 +42,9 @@ class HostClock:
 
 
 class EventClock:
-    """Events are used again: making one takes longer than recording it. Hooks stamp in autograd's thread while the caller waits for it."""
+    """A clock of a device. Reuses events, because making one takes longer than recording it. Hooks may stamp in autograd's thread while
+    the caller waits for it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,7 +52,7 @@ class EventClock:
 
     def stamp(self) -> Stamp:
         event = self._free.pop() if self._free else torch.Event(self._device, enable_timing=True)
-        event.record(torch.accelerator.current_stream(self._device))  # of this device, which may not be the thread's current one
+        event.record(torch.accelerator.current_stream(self._device))  # which need not be the thread's current device
         return event
 
     def wait(self) -> None:

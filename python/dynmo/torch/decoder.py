@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits any decoder of transformers by its own forward.
 
-The model's forward runs with stand-ins for its blocks. Up to the blocks this gives the embedding's output and what every
-block is given (masks, rotary tables); with a stand-in for the last block that returns what has arrived, the model's own code
-runs norm, head and loss. So no code here knows a family of models.
+The model's forward runs with stand-ins for its blocks. Up to the blocks this gives the embedding's output and the arguments of every block
+(masks, rotary tables). Behind the blocks, the stand-in of the last one returns the hidden tensor that has arrived. Then the model's own
+code runs norm, head and loss. So no code here depends on a family of models.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_NOTES = 64
 
 @dataclass
 class Notes:
-    """What each block is given less the hidden tensor, whose place and kind are kept."""
+    """The arguments of each block without the hidden tensor, and that tensor's place in them and its shape and type."""
 
     arguments: list[Given]
     places: list[Path]
@@ -43,7 +43,7 @@ class Notes:
 
 
 class Caches(enum.Enum):
-    """What blocks are given in place of the model's cache of keys and values."""
+    """What blocks get in place of the model's cache of keys and values."""
 
     DROPPED = "nothing; the model makes a cache, since its masks may depend on one"
     OFF = "nothing; the model is given use_cache=False"
@@ -51,7 +51,7 @@ class Caches(enum.Enum):
 
 
 class _Enough(Exception):
-    """The blocks have been given their arguments; the rest of the forward is not wanted."""
+    """Ends a forward once all blocks have their arguments, because the rest is not needed."""
 
 
 def _check_shape(index: int, hidden: Tensor, result: Tensor) -> None:
@@ -70,13 +70,13 @@ def _hidden_of(index: int, output: Any) -> Tensor:
 
 
 def text_config(model: nn.Module) -> Any:
-    """The config of the decoder, which a model of pictures and text has as a part."""
+    """Returns the config of the decoder, which is a part of the config in a model of pictures and text."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The list of blocks, and its name."""
+    """Returns the list of blocks and its name. Raises BadInputError unless there is exactly one."""
     config = text_config(model)
     counts = {name: getattr(config, name, None) for name in ("num_hidden_layers", "num_layers")}
     for count in counts.values():
@@ -91,7 +91,7 @@ def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def _lists_of(model: nn.Module, count: Any) -> list[tuple[str, nn.ModuleList]]:
-    """The outermost lists with that number of modules."""
+    """Returns the outermost ModuleLists with `count` modules."""
     found = [
         (name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count and count > 0
     ]
@@ -114,10 +114,10 @@ class Decoder:
         self._around: list[nn.Module] = []
         self.layers: list[Layer] = []
         self.ties: list[Tie] = []
-        self.notes_follow_shapes = False  # not the ids, so notes of equal shapes and masks are alike
+        self.notes_follow_shapes = False  # whether notes are equal for equal shapes and masks, whatever the ids
         self._cache: OrderedDict[Any, Notes] = OrderedDict()
         self.limits, self.forces_gradients = False, False
-        # Arguments of blocks that come out of the embedding's weights, by block and place: boundaries carry them.
+        # Arguments of blocks that depend on the embedding's weights, by block and place. Boundaries carry them.
         self.carried: dict[tuple[int, Path], str] = {}
         self.routers = Routers(model, self._real, text_config(model))
         self._takes_cache = _takes(model, "use_cache")
@@ -127,10 +127,10 @@ class Decoder:
     def width(self) -> int:
         return 1 + len(set(self.carried.values())) + len(self.routers)
 
-    # --- What lies in front of the blocks and what behind, found by running the model once. ---
+    # --- What runs in front of the blocks and behind them, found by running the model once. ---
 
     def probe(self, batch: MicroBatch) -> None:
-        """Runs the whole model once to see which modules run in front of the blocks, and what blocks give."""
+        """Runs the whole model once to find the modules in front of the blocks and behind them, and the outputs of the blocks."""
         owners = {id(module): name for name, module in self.module.named_modules() if module._parameters}
         inside = {id(module) for block in self._real for module in block.modules()}
         called: dict[str, list[nn.Module]] = {"front": [], "behind": []}
@@ -180,17 +180,17 @@ class Decoder:
         self._zeros = [FrontStandIn(module, self.device.device, *widths[id(module)]) for module in self._front]
         self._behind = [module for module in self.module.modules() if id(module) in owners and id(module) not in inside]
         self._behind = [module for module in self._behind if module not in self._front]
-        # A module around the blocks has no stand-in. What it holds counts as the embedding's, and is not there for the head.
+        # A module around the blocks has no stand-in. Its own parameters belong to the embedding, and the head cannot use them.
         self._around = [module for module in self._behind if _holds(module, self._blocks)]
         self._behind = [module for module in self._behind if module not in self._around]
 
     def collect(self) -> None:
-        """Makes the layers of what `probe` has found; ties become two parameters."""
+        """Makes the layers from the result of `probe`. A tied parameter becomes two."""
         self._untie()
         self._collect()
 
     def _owned(self) -> list[tuple[int, nn.Module]]:
-        """Modules with parameters of their own, with the layer that they belong to."""
+        """Returns (layer, module) for all modules that may have parameters of their own."""
         owned: list[tuple[int, nn.Module]] = [(0, module) for module in self._front + self._around]
         for index, block in enumerate(self._real):
             owned += [(index + 1, module) for module in block.modules()]
@@ -198,7 +198,7 @@ class Decoder:
         return owned
 
     def _untie(self) -> None:
-        """Gives the head a parameter of its own where it shares that of the embedding."""
+        """Gives the head its own copy of a parameter that it shares with the embedding."""
         last = len(self._real) + 1
         names = {id(module): name for name, module in self.module.named_modules()}
         seen: dict[int, tuple[int, str]] = {}
@@ -251,7 +251,7 @@ class Decoder:
         return Context(batch, host or batch)
 
     def front(self, batch: MicroBatch, zeros: bool) -> tuple[Tensor, Notes]:
-        """The embedding's output, or zeros as it would be; and what the blocks are given then."""
+        """Runs the model up to the blocks. Returns the embedding's output, or zeros of its shape, and the notes of the blocks."""
         arguments: list[Given] = []
         hidden_places: list[Path] = []
         first: list[Tensor] = []
@@ -360,7 +360,7 @@ class Decoder:
             return passed
 
         def arrived(*_: Any, **__: Any) -> Tensor:
-            self.device.set_random_state(state)  # what runs in front of the blocks has drawn, too
+            self.device.set_random_state(state)  # because the part in front of the blocks has drawn numbers, too
             return hidden
 
         with self.routers.replayed(values):
@@ -373,7 +373,7 @@ class Decoder:
         return loss
 
     def whole(self, batch: MicroBatch, before: Callable[[int], None]) -> Tensor:
-        def reach(layer: int, *_: Any) -> None:  # what a hook returns would replace what the block is given
+        def reach(layer: int, *_: Any) -> None:  # returns None, because a hook's result would replace the block's arguments
             before(layer)
 
         handles = [block.register_forward_pre_hook(partial(reach, index + 1)) for index, block in enumerate(self._real)]
@@ -388,7 +388,9 @@ class Decoder:
     # --- Arguments of blocks that need the embedding's weights. ---
 
     def learn(self, batch: MicroBatch) -> None:
-        """Finds the arguments that differ where the embedding gives zeros, or are trained; boundaries will carry them."""
+        """Finds the arguments of blocks that need the embedding: they are trained, or differ if it gives zeros. Boundaries will carry
+        them.
+        """
         with torch.enable_grad():
             hidden, real = self.front(batch, zeros=False)
         with torch.no_grad():
@@ -427,12 +429,12 @@ class Decoder:
                 self.routers.forget()
 
     def take(self, caches: Caches, carried: dict[tuple[int, Path], str]) -> None:
-        """Changes what blocks are given; notes of before are dropped."""
+        """Changes what blocks get as caches and from boundaries. Drops earlier notes."""
         self.caches, self.carried = caches, carried
         self._cache.clear()
 
     def learn_what_notes_follow(self, batches: list[MicroBatch]) -> None:
-        """Compares the notes of batches that differ in their ids alone."""
+        """Sets notes_follow_shapes, by the notes of batches that differ only in their ids."""
         with torch.no_grad():
             notes = [self.front(batch, zeros=True)[1].arguments for batch in batches]
         self.notes_follow_shapes = all(_same_notes(notes[0], other) for other in notes[1:])

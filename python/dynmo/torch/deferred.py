@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of weights apart from those of inputs, for schedules with I and W.
+"""Computes gradients of weights apart from those of inputs, for schedules with I and W.
 
-A product with a weight becomes a graph of its own. Its backward takes the gradient of the input alone and leaves that of the weight
-to a queue, which W empties. Autograd computes both with the kernels that it uses for B, so the bits are the same. Gradients of
-other parameters, of norms, biases and embeddings, are part of I.
+Each product with a weight becomes a graph of its own. Its backward computes the input's gradient only, and queues the weight's, which W
+computes. Autograd uses the same kernels for both as in B, so the bits are the same. Gradients of other parameters (norms, biases,
+embeddings) are part of I.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-# What multiplies by weights. Gradients of other operations cost little.
+# The functions that multiply by weights. Gradients of other operations cost little.
 PRODUCTS = frozenset((
     nn.functional.linear, torch.addmm, torch.mm, torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, nn.functional.conv1d,
     Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm,
@@ -24,7 +24,7 @@ PRODUCTS = frozenset((
 
 @dataclass
 class Pending:
-    """A product whose weights wait for their gradients."""
+    """A product whose weights' gradients are still to be computed."""
 
     output: Tensor
     gradient: Tensor
@@ -35,7 +35,7 @@ Queue = list[Pending]
 
 
 class Deferring(TorchFunctionMode):
-    """While it is entered, gradients of weights will be left to `queue`."""
+    """While active, makes products leave the gradients of their weights to `queue`."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Deferring(TorchFunctionMode):
 
 
 class _Apart(torch.autograd.Function):
-    """The operation in a graph of its own, from its inputs to its output."""
+    """Runs one operation in a graph of its own, from its inputs to its output."""
 
     @staticmethod
     def forward(
@@ -92,12 +92,12 @@ class _Apart(torch.autograd.Function):
 
 
 def _checkpointed() -> bool:
-    """Whether saved tensors are changed, as checkpointing does, which would run the block again for each product."""
+    """Returns whether hooks replace saved tensors, as checkpointing does. It would then run the block again for each product."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def add_weight_gradients(queue: Queue) -> None:
-    """Adds what waits in the queue to the gradients of its weights, in the order in which B does."""
+    """Computes the queued gradients of weights and adds them, in the order of B. Empties the queue."""
     if queue:
         weights = {id(weight): weight for pending in queue for weight in pending.weights}
         with torch.autocast(queue[0].output.device.type, enabled=False):

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @functools.cache
 def _pins() -> bool:
-    """Whether a device reads and writes some of the host's memory by itself."""
+    """Returns whether host memory can be pinned, so that a device accesses it directly."""
     try:
         return torch.empty(1, device=CPU, pin_memory=True).is_pinned()
     except RuntimeError:
@@ -25,12 +25,12 @@ def _pins() -> bool:
 
 
 def empty_on_host(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Host memory for copies from and to a device: pinned, where the device has it. PyTorch keeps such memory, and uses it again."""
+    """Returns host memory for copies from and to a device, pinned if possible. PyTorch keeps such memory for reuse."""
     return torch.empty(shape, dtype=dtype, device=CPU, pin_memory=_pins())
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors in host memory, or those that lie there; one wait for each device."""
+    """Returns the tensors in host memory: copies, or the tensors themselves if they are there. Waits once for each device."""
     there = [tensor for tensor in tensors if tensor.device.type != "cpu"]
     copies = iter(_copied(there))
     return [tensor if tensor.device.type == "cpu" else next(copies) for tensor in tensors]
@@ -46,7 +46,7 @@ def _copied(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, or the tensor itself; it is there before what the stream does next. No wait where memory can be pinned."""
+    """Returns the tensor on the device: a copy, or itself. Later work of the stream can use it. Does not wait if memory can be pinned."""
     if device.type == "cpu" or tensor.device == device:
         return tensor
     if _pins() and not tensor.is_pinned():
@@ -55,7 +55,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Device:
-    """Used by the rank's thread."""
+    """The device of a rank's parameters. Used by the rank's thread."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device, self.type = device, device.type
@@ -63,7 +63,7 @@ class Device:
         self.clock: Clock = HostClock() if self.is_host else EventClock(device)
 
     def read(self, numbers: Sequence[Tensor]) -> list[float]:
-        """Tensors of one number each; one wait, also without any."""
+        """Returns the values of tensors of one number each. Waits once for the device, even without tensors."""
         if self.is_host:
             return [float(number) for number in numbers]
         none = [torch.empty(0, dtype=torch.float64, device=self.device)]
@@ -72,7 +72,7 @@ class Device:
 
     @contextlib.contextmanager
     def forked_random(self) -> Iterator[None]:
-        """Leaves the generators of the host and of this device as they were."""
+        """Restores the random generators of the host and of this device at the end."""
         if self.is_host:
             with torch.random.fork_rng(devices=[]):
                 yield
@@ -91,7 +91,7 @@ class Device:
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
-        """Makes this device the thread's current one inside."""
+        """Makes this device the current one of the thread inside."""
         if self.is_host:
             yield
         else:
@@ -100,7 +100,7 @@ class Device:
 
     @contextlib.contextmanager
     def repeating_bits(self) -> Iterator[None]:
-        """Kernels of a device that have a deterministic form use it inside, so that bits can be compared."""
+        """Uses deterministic kernels of the device inside, if there are any, so that bits can be compared."""
         if self.is_host:
             yield
             return
@@ -113,7 +113,7 @@ class Device:
 
 
 def device_of(what: str, modules: Iterable[nn.Module]) -> Device:
-    """The one device of all parameters, with what a pipeline needs of it; else one line says what is wrong."""
+    """Returns the one device of all parameters. Raises BadInputError if there are several, or if it cannot measure times."""
     first, device = "", CPU
     for module in modules:
         for name, parameter in module.named_parameters():

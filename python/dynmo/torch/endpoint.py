@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a new process finds a running pipeline: the lowest rank listens, and a file says where.
+"""Lets a new process find a running pipeline: the lowest rank listens, and a file has its address.
 
-The new process asks to be let in. The lowest rank compares its settings and gives it a number; then every rank connects to it. It is a
+The new process asks to be let in. The lowest rank compares its settings and gives it a number. Then every rank connects to it. It is a
 member once the ranks form their next group, between two steps.
 """
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any, Union
 from ..errors import BadInputError
 
 Path = Union[str, "os.PathLike[str]"]
-FIND_S = 10.0  # a file may be of a lowest rank that was lost
+FIND_S = 10.0  # how long to try, as the file may be that of a lost rank
 ANSWER_S = 2.0  # to connect
-MAX_ASKED = 1 << 20  # bytes of what a process tells at the endpoint
+MAX_ASKED = 1 << 20  # bytes that a process may send to the endpoint
 
 
 @dataclass
 class Endpoint:
-    """At the lowest rank. `admits` returns why a process with these settings cannot join, or nothing."""
+    """The listening socket at the lowest rank. `admits` returns why a process with these settings cannot join, or ""."""
 
     listener: socket.socket
     path: pathlib.Path
     token: str
     admits: Callable[[dict[str, Any]], str]
-    facts: dict[str, Any]  # that a process is told
+    facts: dict[str, Any]  # sent to a process that joins
 
     def close(self) -> None:
-        """Takes the file away, unless another rank has written it since."""
+        """Closes the socket, and removes the file unless another rank has replaced it."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(self.path.read_text(encoding="utf-8"))["token"] == self.token:
                 self.path.unlink()
@@ -45,7 +45,7 @@ class Endpoint:
 
 @dataclass
 class Guest:
-    """A process at the endpoint, and what it has said so far."""
+    """A process that has connected to the endpoint, and the bytes that it has sent."""
 
     line: socket.socket
     said: bytes = b""
@@ -53,7 +53,7 @@ class Guest:
 
 @dataclass
 class Entry:
-    """What a process has that was let in: its number, its address, a line to every member, and what it was told."""
+    """The state of a process that was let in: its number, its address, a connection to every member, and the endpoint's facts."""
 
     member: int
     address: str
@@ -62,7 +62,7 @@ class Entry:
 
 
 def open_endpoint(path: Path, address: str, admits: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> Endpoint:
-    """Listens, and writes where; only this user reads the file, whose token lets in."""
+    """Listens, and writes the address and a token to the file. Only this user can read it, and only the token lets a process in."""
     place = pathlib.Path(path)
     try:
         listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -84,7 +84,7 @@ def open_endpoint(path: Path, address: str, admits: Callable[[dict[str, Any]], s
 
 
 def join(path: Path, asked: dict[str, Any], limit_s: float) -> Entry:
-    """Asks to be let in, and waits for a line to each member."""
+    """Asks to be let in with the settings `asked`, and waits for a connection to each member. Raises BadInputError if refused."""
     deadline = time.monotonic() + limit_s
     line, token = _find(path)
     try:
@@ -120,7 +120,7 @@ def _find(path: Path) -> tuple[socket.socket, str]:
 
 
 def _read_line(line: socket.socket, deadline: float) -> bytes:
-    """One byte after the other, since what comes behind is of the lines."""
+    """Reads a line byte by byte, because later bytes belong to the members' protocol."""
     said = b""
     while not said.endswith(b"\n"):
         line.settimeout(max(0.01, deadline - time.monotonic()))
@@ -132,7 +132,7 @@ def _read_line(line: socket.socket, deadline: float) -> bytes:
 
 
 def _accept(listener: socket.socket, key: str, deadline: float) -> tuple[socket.socket, int]:
-    """A line to a member, and its number; -1 if another program has connected."""
+    """Accepts a connection. Returns it with the number of its member, or -1 if another program has connected."""
     listener.settimeout(max(0.01, deadline - time.monotonic()))
     line, _ = listener.accept()
     line.settimeout(ANSWER_S)

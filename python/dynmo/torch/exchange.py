@@ -18,12 +18,12 @@ LAYER_CELLS = ("forward_s", "input_gradient_s", "weight_gradient_s", "update_s",
 RANK_CELLS = ("overhead_s", "action_overhead_s", "actions", "plan_s", "migrate_s", "busy_s")
 
 
-AGREED = ("batch", "requires_grad flags", "training mode", ITEMS)  # what ranks must have alike in each step
-OF_REPLICAS = ("batch",)  # of these, what each replica has for itself
+AGREED = ("batch", "requires_grad flags", "training mode", ITEMS)  # must be equal on all ranks in each step
+OF_REPLICAS = ("batch",)  # those of AGREED that may differ between replicas
 
 
 def begin_agreement(ranks: Ranks, own: Sequence[int], refused: str = "") -> Callable[[], None]:
-    """Begins to compare what ranks must have alike; the call that it returns waits, and refuses what differs or a rank has refused."""
+    """Begins to compare what must be equal on all ranks. Returns a call that waits and raises BadInputError on a difference or refusal."""
     if ranks.world == 1:
         return lambda: None
     cells = torch.zeros(ranks.world, len(own) + 1, dtype=torch.float64)
@@ -48,13 +48,13 @@ def begin_agreement(ranks: Ranks, own: Sequence[int], refused: str = "") -> Call
 
 @dataclass
 class Told:
-    """One rank's part, and after the exchange everybody's."""
+    """The part of one rank, or after the exchange the parts of all ranks."""
 
-    losses: dict[int, float] = field(default_factory=dict)  # by micro-batch; afterwards replica by replica
+    losses: dict[int, float] = field(default_factory=dict)  # by micro-batch; after the exchange of all replicas in turn
     layers: dict[int, dict[str, float]] = field(default_factory=dict)
-    ranks: dict[int, dict[str, float]] = field(default_factory=dict)  # afterwards replica by replica
+    ranks: dict[int, dict[str, float]] = field(default_factory=dict)  # after the exchange of all replicas in turn
     tokens: float = 0.0
-    asked: bool = False  # for a change of the ranks, by the first one
+    asked: bool = False  # whether the first rank asks for a change of the ranks
 
 
 def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bool) -> Told:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients at the end of a step: those of tied parameters added up, torch's clipping for any cut."""
+"""Gradients at the end of a step: the sums of tied parameters, and torch's clipping for any cut."""
 from __future__ import annotations
 
 from typing import Optional
@@ -16,7 +16,7 @@ TIE_TAG = 1 << 24
 
 
 def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
-    """Both parameters of a tie get the same sum: the gradient behind the blocks, then that in front of them."""
+    """Gives both parameters of each tie the same sum: the gradient of the head, then that of the embedding."""
     exchanged = False
     for index, tie in enumerate(split.ties):
         first, second = split.layers[tie.layers[0]].parameters[tie.first], split.layers[tie.layers[1]].parameters[tie.second]
@@ -42,18 +42,18 @@ def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
             mine[0].grad = own + other if here[1] else other + own
             exchanged = True
     if exchanged:
-        ranks.settle()  # before an update
+        ranks.settle()  # before the optimizer's update
 
 
 class Clip:
-    """torch.nn.utils.clip_grad_norm_ over all ranks, bit for bit."""
+    """Computes torch.nn.utils.clip_grad_norm_ over all ranks, bit for bit."""
 
     def __init__(self, split: Split, ranks: Ranks) -> None:
         self._ranks, self._device = ranks, split.device
         copies = {tie.second for tie in split.ties}
         by_name = {name: (index, parameter) for index, layer in enumerate(split.layers) for name, parameter in layer.parameters.items()}
         names = [name for name, _ in split.module.named_parameters() if name not in copies]
-        # In the order of model.parameters(), in which torch stacks the norms.
+        # The order of model.parameters(), in which torch stacks the norms.
         self._order: list[tuple[int, nn.Parameter]] = [by_name[name] for name in names]
 
     def __call__(self, owners: list[int], max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process must have as the ranks that it joins, and what they tell it (endpoint.py, survival.py)."""
+"""The settings that a joining process shares with the ranks, and the facts that they send it (endpoint.py, survival.py)."""
 from __future__ import annotations
 
 import json
@@ -13,7 +13,7 @@ from .record import Record
 
 
 def settings_of(pipe: Pipeline, keep: Sequence[Any]) -> dict[str, Any]:
-    """What must be alike, as JSON gives it. Weights need not be: they come from the ranks."""
+    """Returns the settings that must be equal, as JSON values. Weights are not among them: the ranks send theirs."""
     shapes = {
         f"list of parameters of layer {layer.name}": checks.digest([(name, tuple(p.shape), p.dtype) for name, p in layer.parameters.items()])
         for layer in pipe._split.layers
@@ -23,7 +23,7 @@ def settings_of(pipe: Pipeline, keep: Sequence[Any]) -> dict[str, Any]:
 
 
 def refusal(own: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Why a process with other settings cannot join; "" if it can."""
+    """Returns why a process with the settings `asked` cannot join, or "" if it can."""
     for name in [*own, *asked]:
         if own.get(name) != asked.get(name):
             return f"this process has another {name} than the pipeline: {asked.get(name)}, wanted {own.get(name)}"
@@ -31,7 +31,7 @@ def refusal(own: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def facts_of(pipe: Pipeline) -> dict[str, Any]:
-    """What a process is told, beside a snapshot."""
+    """Returns the facts that a joining process gets in addition to a snapshot."""
     return {"seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart, "flops": pipe._flops_per_token}
 
 
@@ -40,7 +40,7 @@ def learn(pipe: Pipeline, facts: dict[str, Any]) -> None:
 
 
 def begin_files(pipe: Pipeline, rows: Sequence[Sequence[int]], member: int) -> None:
-    """The log of a process that has joined, and its files if the run has files."""
+    """Opens the log of a process that has joined, and its run files if the run has files."""
     pipe._log = open_log(*pipe._log_at, pipe._ranks, pipe.plan, member)
     if pipe._outputs.run is not None:
         pipe._record = Record(pipe._outputs, pipe._ranks, pipe._counts, pipe._log, rows, member)

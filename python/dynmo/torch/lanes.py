@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors travel between two ranks through host memory. Ranks takes everything else from the group of Gloo itself."""
+"""Sends tensors between two ranks through host memory. Ranks uses Gloo's group directly for everything else."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ Group = Optional[dist.ProcessGroup]
 
 
 class HostLane:
-    """Through host memory and Gloo. A tensor of a device is copied there first, which waits for it; one that arrives is copied on its device.
+    """Sends by Gloo. A tensor on a device is first copied to host memory, which waits for it. A received tensor is copied to its device.
 
-    Another lane with these calls is that from device to device (channels.py). Tags tell messages of two ranks apart here, purposes there.
+    DeviceLane (channels.py) has the same calls. This lane tells messages between two ranks apart by `tag`, and DeviceLane by `purpose`.
     """
 
     def ready(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors that `send` takes without a wait; one wait for all of them."""
+        """Returns the tensors in host memory, where `send` takes them without a wait. Waits once for all of them."""
         return to_host(tensors)
 
     def send(self, group: Group, tensor: Tensor, to: int, tag: int, purpose: str) -> Any:
-        """Begins to send; what it returns has a `wait`, and keeps the memory that is read."""
+        """Begins to send to rank `to`. Returns an object with `wait`, which keeps the memory until the message is sent."""
         [carried] = to_host([tensor])
         return _Sending(dist.isend(carried, to, group=group, tag=tag), carried)
 
     def receive(self, group: Group, tensor: Tensor, source: int, tag: int, purpose: str) -> Any:
-        """Begins to receive into `tensor`, which is filled after `wait`."""
+        """Begins to receive from rank `source`. Returns an object whose `wait` fills `tensor`."""
         if tensor.device.type == "cpu":
             return dist.irecv(tensor, source, group=group, tag=tag)
         room = empty_on_host(tensor.shape, tensor.dtype)

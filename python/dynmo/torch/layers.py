@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline asks of a model: an ordered list of layers that it can run one by one."""
+"""A model as an ordered list of layers that a pipeline can run one by one."""
 from __future__ import annotations
 
 import math
@@ -15,13 +15,13 @@ from .device import Device
 
 MicroBatch = Mapping[str, Any]
 Values = dict[str, Tensor]  # the tensors between two layers, by name
-HIDDEN = "hidden"  # the one that every block changes
-LOSS = "loss"  # what the last layer gives
+HIDDEN = "hidden"  # name of the tensor that every block changes
+LOSS = "loss"  # name of the last layer's result
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A tensor between two layers. `shape` is a limit where shapes may change from step to step."""
+    """The name, shape and type of a tensor between two layers. If shapes may change from step to step, `shape` is the largest."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Spec:
         return self.dtype.is_floating_point
 
     def check(self, giver: str, tensor: Optional[Tensor]) -> None:
-        """Raises BadInputError unless the tensor has this shape and type."""
+        """Raises BadInputError unless the tensor has this shape and type. `giver` is the layer in the message."""
         if tensor is None or tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
             found = "nothing" if tensor is None else f"{tuple(tensor.shape)} in {tensor.dtype}"
             raise BadInputError(f"{giver} gives {found} as {self.name}, wanted {self.shape} in {self.dtype} as in the first batch")
@@ -44,7 +44,7 @@ class Spec:
 
 @dataclass
 class Layer:
-    """A layer's own parameters and buffers by their name in the model. The objects stay the same ones."""
+    """A layer's own parameters and buffers by name in the model. These objects never change, only their contents."""
 
     name: str
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Layer:
 
 @dataclass
 class Tie:
-    """Two parameters that the model had as one; `second` is our copy of `first`."""
+    """Two parameters that were one in the model. `second` is a copy of `first`."""
 
     first: str
     second: str
@@ -66,47 +66,47 @@ class Tie:
 
 @dataclass
 class Context:
-    """A micro-batch on its way through the layers of this rank."""
+    """A micro-batch while the layers of this rank process it."""
 
     batch: MicroBatch
     host: MicroBatch  # the same in host memory
-    notes: Any = None  # what the blocks are given beside the tensors of a boundary
-    boundaries: list[list[Spec]] = field(default_factory=list)  # behind each layer but the last
+    notes: Any = None  # arguments of blocks that are not in boundaries
+    boundaries: list[list[Spec]] = field(default_factory=list)  # after each layer but the last
 
     def bytes(self, layer: int) -> int:
-        """Those of the boundary behind a layer."""
+        """Returns the bytes of the boundary after a layer; 0 if there is none."""
         return sum(spec.bytes for spec in self.boundaries[layer]) if layer < len(self.boundaries) else 0
 
 
 class Split(Protocol):
-    """A model as layers. The first one gets the micro-batch, the last one gives the loss."""
+    """A model as layers. The first layer gets the micro-batch, and the last one returns the loss."""
 
     layers: list[Layer]
     ties: list[Tie]
     module: nn.Module
     device: Device
-    limits: bool  # whether the shapes of boundaries are limits
-    forces_gradients: bool  # whether the output of a frozen first layer requires grad, as reentrant checkpointing wants
+    limits: bool  # whether the shapes of boundaries are maxima
+    forces_gradients: bool  # whether a frozen first layer's output requires grad, as for reentrant checkpointing
 
     @property
     def width(self) -> int:
-        """The most tensors of a boundary."""
+        """Returns the maximum number of tensors in a boundary."""
 
     def begin(self, batch: MicroBatch, step: int, host: Optional[MicroBatch] = None) -> Context:
-        """A context without notes. `host` is the batch in host memory."""
+        """Returns a context without notes. `host` is the batch in host memory."""
 
     def describe(self, context: Context) -> None:
-        """Fills in notes and boundaries where the first layer is not on this rank."""
+        """Sets notes and boundaries of the context, if the first layer is on another rank."""
 
     def run(self, layer: int, values: Values, context: Context) -> Values:
-        """The layer's output; of the last one the loss."""
+        """Returns the output of a layer, or the loss of the last one."""
 
     def whole(self, batch: MicroBatch, before: Callable[[int], None]) -> Tensor:
-        """The loss of the model as it is. Calls `before` ahead of each layer."""
+        """Returns the loss of the unsplit model. Calls `before(layer)` before each layer."""
 
 
 def frozen_prefix(layers: list[Layer]) -> int:
-    """How many layers at the start have nothing to train."""
+    """Returns how many layers at the start have no parameter that is trained."""
     count = 0
     for layer in layers:
         if not layer.frozen:

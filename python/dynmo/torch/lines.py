@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection from every rank to every other, beside the group: tells at once which rank has ended, and carries what survivors agree on.
+"""A connection from every rank to every other, separate from the group. It shows at once that a rank has ended, and carries the survivors'
+messages.
 
-A thread sends a beat on each line. A line that is closed says that the process has ended; one without beats, that it is stopped.
-Members have the number that they had as ranks at the start; it is never used again.
+A thread sends a beat on each line. A closed line means that the process has ended. A line without beats means that it is stopped. A
+member's number is its rank at the start, or the next free number if it has joined. It is never reused.
 """
 from __future__ import annotations
 
@@ -22,25 +23,25 @@ from .sockets import own_address
 BEAT_S = 0.2
 CONNECT_S = 60.0
 SEND_S = 5.0
-MAX_GUESTS = 16  # connections at the endpoint that have not said all; the oldest makes room
+MAX_GUESTS = 16  # connections at the endpoint with an incomplete request; the oldest is closed
 ENDED, SILENT = "has ended", "is silent"
 
 
 class Lines:
-    """Opened by all ranks together, or with the `entry` of a process that joins. Every method may be called by any thread."""
+    """Opened by all ranks together, or with the `entry` of a process that joins. Any thread may call every method."""
 
     def __init__(self, ranks: Ranks, silence_s: float, entry: Optional[Entry] = None) -> None:
         self.member, self.members = (ranks.members[ranks.number], list(ranks.members)) if entry is None else (entry.member, [])
         self.address = own_address() if entry is None else entry.address
-        self.newcomers: dict[int, bool] = {}  # no members yet; whether they have a line to each member
+        self.newcomers: dict[int, bool] = {}  # processes that are no members yet; whether they have all their lines
         self.changed = threading.Condition(threading.RLock())
-        self.lost: dict[int, str] = {}  # why, by member
-        self.ready: dict[int, int] = {}  # by member the newest generation that it has left
+        self.lost: dict[int, str] = {}  # the reason, by member
+        self.ready: dict[int, int] = {}  # the newest generation that each member has left
         self.form: Optional[dict[str, Any]] = None  # the newest group that a leader has called
         self.done: set[int] = set()  # members that have finished training
         self.left_out = False
         self._ranks, self._silence_s = ranks, silence_s
-        self._generation: Optional[int] = 0 if entry is None else None  # of the group in force; None while there is none
+        self._generation: Optional[int] = 0 if entry is None else None  # of the current group; None if there is none
         self._endpoint: Optional[Endpoint] = None
         self._queue: list[tuple[Guest, dict[str, Any]]] = []  # processes that wait until another is a member
         self._alarmed = self._closing = False
@@ -59,16 +60,16 @@ class Lines:
 
     @property
     def alive(self) -> list[int]:
-        """The members of the group that are not lost."""
+        """Returns the members of the group that are not lost."""
         return [member for member in self.members if member not in self.lost]
 
     def hears_of_loss(self, limit_s: float) -> bool:
-        """Whether the group in force cannot go on, since a member is lost or has left it; waits for the news."""
+        """Waits up to `limit_s`. Returns whether a member of the current group is lost or has left it."""
         with self.changed:
             return self.changed.wait_for(lambda: self._alarmed, limit_s)
 
     def enter(self, generation: int, members: list[int]) -> None:
-        """Watches a group. If a member is lost or leaves, its connections are ended, so that no rank waits on."""
+        """Watches a group. If a member is lost or leaves, ends this rank's connections in the group, so that it does not wait on."""
         with self.changed:
             self._generation, self.members = generation, members
             self._ranks.highest = max(self._ranks.highest, *members)
@@ -77,7 +78,7 @@ class Lines:
             self._alarmed = any(member in self.lost or self.ready.get(member, -1) >= generation for member in members)
 
     def leave(self) -> int:
-        """Leaves the group in force; returns its generation."""
+        """Leaves the current group. Returns its generation."""
         with self.changed:
             generation, self._generation = self._generation, None
             self._alarmed = False
@@ -85,23 +86,23 @@ class Lines:
             return generation
 
     def say(self, **facts: Any) -> None:
-        """Tells all members that are not lost."""
+        """Sends facts to all members that are not lost."""
         with self.changed:
             for member in list(self._lines):
                 self._send(member, json.dumps(facts).encode() + b"\n")
 
     @property
     def connected(self) -> list[int]:
-        """Members and newcomers with a line."""
+        """Returns the members and newcomers that have a line."""
         return sorted(self._lines)
 
     def asks(self) -> bool:
-        """Whether a process waits to become a member."""
+        """Returns whether a process waits to become a member."""
         with self.changed:
             return any(self.newcomers.values())
 
     def open(self, endpoint: Endpoint) -> None:
-        """Lets processes in from now on."""
+        """Lets processes join from now on."""
         with self.changed:
             self._endpoint = endpoint
             self._selector.register(endpoint.listener, selectors.EVENT_READ, endpoint)
@@ -111,14 +112,14 @@ class Lines:
         return self._endpoint is not None
 
     def leave_out(self, member: int) -> None:
-        """Counts a member that does not answer as lost, and tells it so."""
+        """Marks a member that does not answer as lost, and sends it a message about that."""
         with self.changed:
             if member in self._lines:
                 self._send(member, json.dumps({"out": True}).encode() + b"\n")
                 self._lose(member, SILENT)
 
     def close(self, done: bool) -> None:
-        """Ends the lines; others see a loss unless this member is `done`."""
+        """Closes the lines. Others see a loss unless this member is `done`."""
         with self.changed:
             self._generation, self._alarmed = None, False
             if done:
@@ -142,7 +143,7 @@ class Lines:
             self._ranks.attempt("Survivor: its connections", lambda: (None, self._meet(listener, told, token.encode())))
 
     def _meet(self, listener: socket.socket, told: list[Any], token: bytes) -> dict[str, Any]:
-        """Connects to the members before this one, and waits for the others; ranks have nothing to compare then."""
+        """Connects to the members before this one, and waits for the others. Returns {}: the ranks need not agree on a value."""
         deadline = time.monotonic() + CONNECT_S
         for member, (address, port, key) in zip(self.members[: self._ranks.number], told):
             line = socket.create_connection((address, port), CONNECT_S)
@@ -172,10 +173,10 @@ class Lines:
             events = self._selector.select(BEAT_S)
             with self.changed:
                 now = time.monotonic()
-                if now - self._ticked > self._silence_s / 2:  # this process stood still, not the others
+                if now - self._ticked > self._silence_s / 2:  # this process was stopped, not the others
                     self._heard = dict.fromkeys(self._heard, now)
                 self._ticked = now
-                for key, _ in sorted(events, key=lambda event: isinstance(event[0].data, Endpoint)):  # it may close a guest
+                for key, _ in sorted(events, key=lambda event: isinstance(event[0].data, Endpoint)):  # the endpoint may close a guest
                     if isinstance(key.data, int):
                         self._read(key.data, now)
                     elif isinstance(key.data, Guest):
@@ -191,7 +192,7 @@ class Lines:
                 for member in [member for member in self._lines if now - self._heard[member] > self._silence_s]:
                     self.leave_out(member)
                 self.changed.notify_all()
-                if self._alarmed:  # again with each beat: connections may have been opened since
+                if self._alarmed:  # repeated, because connections may have been opened since
                     self._ranks.abort()
 
     def _read(self, member: int, now: float) -> None:
@@ -220,11 +221,11 @@ class Lines:
 
     @property
     def _guests(self) -> list[Guest]:
-        """Processes at the endpoint that have not said all, the first that came first."""
+        """Returns the processes at the endpoint with an incomplete request, the oldest first."""
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Guest)]
 
     def _hear(self, guest: Guest) -> None:
-        """Reads what a process at the endpoint says; it waits in line once it has said all."""
+        """Reads from a process at the endpoint. Queues it once its request is complete."""
         assert self._endpoint is not None
         try:
             found = guest.line.recv(1 << 16)
@@ -234,7 +235,7 @@ class Lines:
         if found and len(guest.said) <= MAX_ASKED and not guest.said.endswith(b"\n"):
             return
         self._selector.unregister(guest.line)
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # anybody may connect
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # any program may connect
             told = json.loads(guest.said)
             if secrets.compare_digest(str(told["token"]), self._endpoint.token) and isinstance(told["asked"], dict):
                 self._queue.append((guest, {name: told[name] for name in ("asked", "address", "key")}))
@@ -242,7 +243,7 @@ class Lines:
         guest.line.close()
 
     def _let_in(self, guest: Guest, told: dict[str, Any]) -> None:
-        """Gives a process a number, and tells all members to connect to it; or refuses it."""
+        """Gives a process a number and tells all members to connect to it, or refuses it."""
         assert self._endpoint is not None
         guest.line.settimeout(SEND_S)
         with contextlib.suppress(OSError):
@@ -261,12 +262,12 @@ class Lines:
             self._add(number, guest.line)
 
     def _greet(self, number: int, address: list[Any], key: str) -> None:
-        """Connects to a process that the lowest rank lets in."""
+        """Connects to a process that the lowest rank has let in."""
         with contextlib.suppress(OSError):
             line = socket.create_connection(tuple(address), ANSWER_S)
             line.sendall(key.encode() + b"%8d" % self.member)
             old = self._lines.pop(number, None)
-            if old is not None:  # of one that another lowest rank had let in
+            if old is not None:  # of a process that an earlier lowest rank had let in
                 self._selector.unregister(old)
                 old.close()
             self.lost.pop(number, None)

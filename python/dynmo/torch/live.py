@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Balancing while training runs: tells the core's controller what the ranks measured, and asks it at each boundary.
+"""Balances while training runs: gives the core's controller the measurements of all ranks, and asks it at each boundary.
 
-No decision is taken here. Every rank asks a controller of its own, which is told the same and says the same.
+No decision is taken here. Every rank has its own controller. All get the same measurements, so they decide the same.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Move:
 
 
 class Times:
-    """This rank's times around the schedule: the optimizer's update, and what else a step takes."""
+    """This rank's times outside of the schedule: the optimizer's update, and the rest of a step."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -50,7 +50,7 @@ class Times:
         self._schedule_s = 0.0
         self._updating: Optional[Stamp] = None
         self._updated: Optional[tuple[Stamp, Stamp]] = None
-        self._before: Optional[tuple[Stamp, Stamp, float, bool]] = None  # the step before: begin, end, schedule, excluded
+        self._before: Optional[tuple[Stamp, Stamp, float, bool]] = None  # the previous step: begin, end, schedule, excluded
         self._excluded = False
         self.update_s = 0.0
         self.overhead_s = 0.0
@@ -75,11 +75,11 @@ class Times:
             self._updating = None
 
     def exclude(self) -> None:
-        """A move fell into this step."""
+        """Excludes this step from measurement, because layers move in it."""
         self._excluded = True
 
     def settle(self) -> None:
-        """Reads the times of the step before. The caller has waited for the clock."""
+        """Reads the times of the previous step. Call it after a wait for the clock."""
         if self._updated is not None:
             self.update_s = self._clock.seconds(*self._updated)
             self._clock.free(self._updated)
@@ -92,7 +92,7 @@ class Times:
 
 
 class Balancer:
-    """One rank's side of the controller."""
+    """The controller of one rank."""
 
     def __init__(self, split: Split, ranks: int, options: dict[str, Any]) -> None:
         if options["balancer"] not in BALANCERS:
@@ -104,11 +104,11 @@ class Balancer:
         self._changed = ""
         self.times = Times(split.device.clock)
         self._observed_at = perf_counter()
-        self._plan_s = 0.0  # since the step before
+        self._plan_s = 0.0  # since the previous step
         self.facts: dict[str, float] = {}
 
     def not_timed(self) -> None:
-        """What has run so far in this step is no part of training."""
+        """Excludes the time so far in this step, which is not training."""
         self._observed_at = perf_counter()
         self.times.exclude()
 
@@ -120,7 +120,7 @@ class Balancer:
         return self._changed != ""
 
     def own_part(self, plan: Plan, rank: int, marks: Marks, losses: dict[int, float], schedule_s: float, context: Context) -> Told:
-        """What this rank tells at the end of a step."""
+        """Returns what this rank sends at the end of a step."""
         told = Told(losses)
         owned = [index for index, owner in enumerate(plan.owners) if owner == rank]
         layers = [self._split.layers[index] for index in owned]
@@ -150,7 +150,7 @@ class Balancer:
         return told
 
     def observe(self, told: Told, plan: Plan, frozen: int) -> None:
-        """One more step, as all ranks told of it."""
+        """Gives the controller the measurements of one more step."""
         ranks = [told.ranks[rank] for rank in sorted(told.ranks)]
         now = perf_counter()
         moving_s = max(rank["migrate_s"] for rank in ranks)
@@ -166,7 +166,7 @@ class Balancer:
         self._plan_s = 0.0
 
     def decide(self, plan: Plan, step: int) -> Optional[dict[str, Any]]:
-        """The controller's decision before this step; None where there is nothing to plan for."""
+        """Returns the controller's decision before this step, or None if there is no cause for a plan."""
         flags, frozen = flags_of(self._split), frozen_prefix(self._split.layers)
         what = "nothing"
         if frozen != self._frozen:
@@ -186,7 +186,7 @@ class Balancer:
         return self.decisions.predicted_step_s(plan.document(), step, self._frozen)
 
     def profile(self) -> Optional[dict[str, Any]]:
-        """The measured costs, a "dynmo-profile-1"; None before the first step."""
+        """Returns the measured costs, a "dynmo-profile-1", or None before the first step."""
         return self.decisions.costs(self._frozen)
 
     def moved(self, moved: Moved) -> None:
@@ -199,5 +199,5 @@ class Balancer:
 
 
 def flags_of(split: Split) -> list[list[bool]]:
-    """Which parameters are trained, by layer."""
+    """Returns which parameters are trained, by layer."""
     return [[parameter.requires_grad for parameter in layer.parameters.values()] for layer in split.layers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a rank, FOLDER/rank-N.log: lines with time, level, rank and text, as `run.log` of `dynmo train` writes them."""
+"""The log of a rank, FOLDER/rank-N.log. Lines have time, level, rank and text, like `run.log` of `dynmo train`."""
 from __future__ import annotations
 
 import logging
@@ -30,12 +30,12 @@ class _Format(logging.Formatter):
 
 
 class _Appending(logging.Handler):
-    """Appends whole lines; one that does not fit leaves no part of it. A disk that takes none is told once; training goes on."""
+    """Appends whole lines. A line that does not fit is not written in part. Warns once if the disk is full. Training goes on."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path, self._told = path, False
-        # Opening a pipe would wait for a reader, which may never come.
+        # Non-blocking, because opening a pipe would wait for a reader, which may never come.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         os.set_blocking(self._file, True)
 
@@ -59,7 +59,7 @@ class _Appending(logging.Handler):
 
 
 def describe_group(ranks: Ranks, plan: Plan) -> str:
-    """What a log says of a group that begins. After a loss ranks have other numbers than at the start, whose places are known."""
+    """Describes a group that begins, for the log. Omits the hosts after a loss, because ranks then have other numbers."""
     places = ", ".join(f"{rank} on {host} (process {pid})" for rank, (host, pid) in enumerate(ranks.places))
     replicas = f", replica {ranks.replica} of {ranks.replicas}" if ranks.replicas > 1 else ""
     whole = f"; ranks {places}" if len(ranks.places) == ranks.world else ""
@@ -68,7 +68,9 @@ def describe_group(ranks: Ranks, plan: Plan) -> str:
 
 
 def open_log(folder: Optional[Path], level: str, ranks: Ranks, plan: Plan, member: Optional[int] = None) -> logging.Logger:
-    """A logger of its own, which writes nothing without a folder. The number of the rank stays as it is at the start; `member` has joined since."""
+    """Returns a logger of its own. Without a folder it writes nothing. `member` is the number of a rank that has joined; others keep
+    that of the start.
+    """
     if level not in LEVELS:
         raise BadInputError(f"log_level={level!r}, wanted {', '.join(LEVELS)}")
     logger = logging.Logger("dynmo.torch", LEVELS[level])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of layers. The hook on a layer's output is called when that layer's backward begins."""
+"""Measures the times of layers. The hook on a layer's output is called when that layer's backward begins."""
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +15,7 @@ Stamps = list[tuple[int, Stamp]]
 
 
 class Marks:
-    """Sums over the micro-batches of a step, by layer; all of one rank. `settle` adds up times, after a wait for the device."""
+    """Sums of times over a step's micro-batches, by layer, on one rank. `settle` updates the sums, after a wait for the device."""
 
     def __init__(self, layers: int, clock: Optional[Clock] = None) -> None:
         self._layers = layers
@@ -25,17 +25,17 @@ class Marks:
 
     def reset(self) -> None:
         self.forward_s = [0.0] * self._layers
-        self.backward_s = [0.0] * self._layers  # of I alone where W is apart
+        self.backward_s = [0.0] * self._layers  # only of I if W is apart
         self.weights_s = [0.0] * self._layers
         self.forwards = [0] * self._layers
         self.backwards = [0] * self._layers
-        self.apart = [0] * self._layers  # how often W ran by itself
+        self.apart = [0] * self._layers  # number of W actions
         self._waits_s = [0.0]
         self.wait_s = 0.0
         self._noted.clear()
 
     def settle(self) -> None:
-        """Reads the stamps so far. The caller has waited for the clock."""
+        """Adds the times of the stamps so far. Call it after a wait for the clock."""
         for sums, place, start, end in self._noted:
             sums[place] += self._clock.seconds(start, end)
         self.wait_s = self._waits_s[0]
@@ -58,7 +58,7 @@ class Marks:
         self.forwards[layer] += 1
 
     def watch(self, outputs: Values, stamps: Stamps, layer: int) -> None:
-        """Notes when the gradient of a layer's output is there."""
+        """Stamps the time at which the gradient of a layer's output is complete."""
 
         def note(_: Tensor) -> None:
             stamps.append((layer, self._clock.stamp()))

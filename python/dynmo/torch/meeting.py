@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks go on after a loss: the survivors leave their group, and the lowest of them calls the next one.
+"""Forms the next group after a loss: the survivors leave their group, and the lowest of them calls the next one.
 
-Every survivor says which generation it has left. The lowest waits until all that live have said so, opens a store in its own process,
-and calls a group of a higher generation. A rank that cannot enter it leaves that generation, too, and all meet again.
+Every survivor says which generation it has left. The lowest waits until all live ones have said so, opens a store in its own process, and
+calls a group of a higher generation. If a rank cannot enter that group, it leaves it, too, and all meet again.
 """
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ OWN_STORE_S = 10.0  # to open a store in this process
 
 
 class AllDone(Exception):
-    """A member has heard that all steps are done, so no group is formed any more."""
+    """Raised if a member has done all steps, so that no group is formed any more."""
 
 
 @dataclass
 class Meeting:
-    """A group to form: its members in the order of their new numbers, and where they meet."""
+    """A group to form: its members in the order of their new numbers, and the address of its store."""
 
     generation: int
     members: list[int]
     address: str
     port: int
-    store: Any = None  # at the leader, in whose process it lies
+    store: Any = None  # only at the leader, which runs it
 
 
 def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
-    """Waits for the next group; or says why this process cannot be in one. Raises AllDone if there will be none."""
+    """Waits for the group after generation `left`. Returns it, or why this process cannot be in one. Raises AllDone if there will be
+    none.
+    """
     deadline = time.monotonic() + limit_s
     with lines.changed:
         lines.say(left=left)
         while True:
-            if lines.done:  # of those that are done, none leaves a group
+            if lines.done:  # a member that is done leaves no group
                 raise AllDone
             if end := _reason_to_end(lines):
                 return end
@@ -48,7 +50,7 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
             if form is not None and form["form"] > max(left, newest):
                 if [member for member in form["members"] if member not in lines.newcomers] == alive:
                     return Meeting(form["form"], form["members"], *form["address"])
-                newest = form["form"]  # a member is lost since
+                newest = form["form"]  # a member was lost after the call
             if newest > left:
                 left = newest
                 lines.say(left=left)
@@ -64,7 +66,7 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
 
 
 def wait_for_place(lines: Lines, limit_s: float) -> Meeting:
-    """Waits for the first group of a process that joins. It leaves what the members leave, and is in none before."""
+    """Returns the first group of a process that joins. Until then it reports the generations that members leave as its own."""
     deadline, left = time.monotonic() + limit_s, -1
     with lines.changed:
         lines.say(joins=True)
@@ -92,7 +94,7 @@ def _call(lines: Lines, generation: int, alive: list[int]) -> Meeting:
 
 
 def _reason_to_end(lines: Lines) -> Optional[str]:
-    """Why this process must not go on: others may go on without it."""
+    """Returns why this process must end, because other ranks may continue without it, or None."""
     if lines.left_out:
         return "the others have left out this rank, which had not answered"
     voters = [member for member in lines.members if lines.lost.get(member) != ENDED]

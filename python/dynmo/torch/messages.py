@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The named tensors of a boundary on their way between two ranks, one message each.
+"""Sends the named tensors of a boundary between two ranks, one message each.
 
-Where shapes are limits, a message with the actual shapes goes ahead, and the receiver makes room for these.
+If shapes are limits, a message with the actual shapes is sent first, and the receiver allocates these.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .ranks import Message, Ranks
 
 
 def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int, purpose: str, limits: bool) -> list[Message]:
-    """Begins to send the tensors of `specs`, with at most one wait for a device. Messages use tags from `tag` to `tag + len(specs)`."""
+    """Begins to send the tensors of `specs` to rank `to`. Waits at most once for a device. Uses tags from `tag` to `tag + len(specs)`."""
     sent = []
     if limits:
         sizes = [extent for spec in specs for extent in values[spec.name].shape]
@@ -28,7 +28,7 @@ def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int,
 
 
 class Arriving:
-    """Tensors that this rank receives: as `specs` say, or at most so."""
+    """Tensors that this rank receives. Their shapes are those of `specs`, or with `limits` at most those."""
 
     def __init__(
         self, ranks: Ranks, specs: Sequence[Spec], source: int, tag: int, purpose: str, limits: bool, device: torch.device

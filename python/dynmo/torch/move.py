@@ -24,7 +24,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Moved:
-    """A move as it went: bytes of the layers, seconds of all of it, and the layers that changed ranks."""
+    """The result of a move: bytes of the layers, total seconds, and the layers that changed ranks. `done` is false if it was refused."""
 
     bytes: int
     seconds: float
@@ -37,7 +37,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A layer that is copied from a rank to another, by their numbers in torch.distributed."""
+    """A copy of a layer from rank `source` to rank `target`, by their numbers in torch.distributed."""
 
     layer: int
     source: int
@@ -46,22 +46,24 @@ class Transfer:
 
 @dataclass
 class _Arriving:
-    """A layer on its way to this rank, each message with its tensor."""
+    """A layer that this rank receives, and its messages."""
 
     layer: int
     content: state.Content
     messages: list[Message]
-    flat: Optional[Message]  # from device to device
+    flat: Optional[Message]  # the message from device to device, if any
 
 
 class Mover:
-    """Used at step boundaries, by all ranks together."""
+    """Moves layers at step boundaries. All ranks call it together."""
 
     def __init__(self, split: Split, ranks: Ranks, optimizer: Optional[torch.optim.Optimizer]) -> None:
         self._split, self._ranks, self._optimizer = split, ranks, optimizer
 
     def move(self, old: Plan, new: Plan, keep: bool = False) -> Moved:
-        """Carries the layers from `old` to `new`; `keep` leaves them here, too. Not done where a rank found other bytes than were sent."""
+        """Moves the layers from their ranks under `old` to those under `new`. With `keep` the sources keep them, too. Moves nothing if a
+        digest differs on any rank.
+        """
         start = perf_counter()
         before, after = old.owners, new.owners
         arrived, heads = self.copy(before, after, new)
@@ -82,7 +84,7 @@ class Mover:
     def copy(
         self, before: list[int], after: list[int], plan: Plan, on_host: bool = False
     ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
-        """Copies layers of the ranks `before` to those `after`; what has arrived here, None where a digest differs; heads of all that moved."""
+        """Copies layers from the ranks `before` to the ranks `after`. Returns the same as `carry`."""
         transfers = [
             Transfer(layer, row[first], row[then])
             for row in self._ranks.layout for layer, (first, then) in enumerate(zip(before, after)) if first != then
@@ -96,9 +98,10 @@ class Mover:
     def carry(
         self, transfers: Sequence[Transfer], contents: dict[int, state.Content], plan: Plan, on_host: bool = False
     ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
-        """Sends `contents` by layer, as `transfers` of all ranks says; what has arrived here, None where a digest differs; heads of all that moved.
+        """Sends `contents` by layer, as `transfers` say, which has those of all ranks.
 
-        What passes `on_host` arrives in host memory, and takes no memory of a device but for a layer.
+        Returns the layers that arrived here, or None if a digest differs; and the heads of all layers that moved. With `on_host` layers
+        arrive in host memory, and a device holds at most one extra layer.
         """
         changed = sorted({transfer.layer for transfer in transfers})
         heads = self._agree(plan, {layer: state.head_of(content) for layer, content in contents.items()}, changed)
@@ -107,7 +110,7 @@ class Mover:
         return self._exchange(transfers, contents, heads, on_host), {layer: heads[layer] for layer in changed}
 
     def _agree(self, new: Plan, own: dict[int, state.Head], changed: list[int]) -> dict[int, state.Head]:
-        """What every moving layer holds, told to all; refused where ranks have other plans or a layer cannot be moved."""
+        """Returns the heads of all layers that move. Raises BadInputError if the ranks' plans differ or a layer cannot be moved."""
         plan = (new.stages, new.schedule)
         problem = checks.check_free(
             pair for layer in changed if layer in own for pair in self._split.layers[layer].parameters.items()
@@ -125,11 +128,11 @@ class Mover:
     def _exchange(
         self, transfers: Sequence[Transfer], contents: dict[int, state.Content], heads: dict[int, state.Head], on_host: bool
     ) -> Optional[dict[int, state.Content]]:
-        """What has arrived, by layer; None where a digest differs."""
+        """Returns the layers that arrived here, or None if a digest differs."""
         incoming = []
         device = None if on_host else self._ranks.channel_device
         through_host = {layer: head if device is None else head.on_host for layer, head in heads.items()}
-        targets: dict[int, list[tuple[int, int]]] = {}  # replica and position, of what this rank sends
+        targets: dict[int, list[tuple[int, int]]] = {}  # (replica, position) of the receivers, for layers that this rank sends
         for transfer in transfers:
             layer = transfer.layer
             if transfer.target == self._ranks.number:
@@ -178,7 +181,7 @@ class Mover:
         return arrived
 
     def _damage(self, layer: int, packed: torch.Tensor) -> None:
-        """Tests damage bytes here."""
+        """Does nothing. Tests override it to damage bytes."""
 
     def vote(self, yes: bool) -> bool:
         return bool(self._ranks.sum(torch.tensor([0.0 if yes else 1.0], dtype=torch.float64))[0] == 0)
@@ -189,7 +192,7 @@ def _tag(layer: int, message: int) -> int:
 
 
 def release_others(layers: list[Layer], owners: list[int], rank: int, optimizer: Optional[torch.optim.Optimizer]) -> None:
-    """Drops the layers of other ranks at the start, when all ranks have them."""
+    """Drops the layers of other ranks at the start, when every rank has all of them."""
     for layer, owner in zip(layers, owners):
         if owner != rank:
             state.give_away(layer, optimizer)

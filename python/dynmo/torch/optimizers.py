@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which optimizers give the same bits where a rank has a part of the parameters.
+"""Checks that an optimizer gives the same bits on a rank that has only a part of the parameters.
 
-Torch's own that work element by element are known. Any other is tried on copies: small parameters updated together and each apart,
-the others on meta without a gradient, as they are on a rank.
+Torch's own elementwise optimizers are known to. Any other is tried on small copies: parameters are updated together and each alone. When
+one is updated alone, the others are on meta without a gradient, as on a rank.
 """
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ELEMENTWISE = (
     torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD,
 )
 STEPS = 5
-EXTENTS = (6, 4, 2, 2, 2)  # of a small parameter
-NOT_COPIED = ("state", "step")  # the second is a scheduler's wrapper
+EXTENTS = (6, 4, 2, 2, 2)  # shape of a small parameter
+NOT_COPIED = ("state", "step")  # "step" is a scheduler's wrapper
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuses optimizers that do not belong to the model, or that see more than one parameter at a time."""
+    """Refuses optimizers that belong to another model, or whose update of a parameter depends on others."""
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise BadInputError("optimizer: LBFGS evaluates the loss in a closure, wanted one that steps once, such as AdamW")
@@ -54,7 +54,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 class _Trial:
-    """Copies of an optimizer with its settings, over small parameters."""
+    """Tries copies of an optimizer, with its settings, on small parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -72,13 +72,13 @@ class _Trial:
         return ""
 
     def _run(self, trained: list[int]) -> dict[str, Any]:
-        """A few updates of some parameters."""
+        """Makes a few updates of the parameters `trained`. Returns their values, their state and the groups' settings."""
         with self._device.forked_random():
             torch.manual_seed(0)
             small = {number: _small(self._all[number], number in trained, number) for number in range(len(self._all))}
             optimizer = self._copy(small)
             for group in optimizer.param_groups:
-                if group.get("lr") == 0:  # a schedule that warms up
+                if group.get("lr") == 0:  # at the start of a warm-up
                     group["lr"] = 0.01
             for step in range(STEPS):
                 for number in trained:
@@ -98,13 +98,13 @@ class _Trial:
         made.state = defaultdict(dict)
         for number, parameter in small.items():
             kept = self._optimizer.state.get(self._all[number], {})
-            if kept:  # some make it at once
+            if kept:  # some optimizers create it when they are made
                 made.state[parameter] = {key: _small_state(value, self._all[number], parameter) for key, value in kept.items()}
         return made
 
 
 def _two_of_each_kind(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Places of two parameters for each group and number of dimensions."""
+    """Returns the indices of up to two trained parameters for each group and number of dimensions."""
     chosen: list[int] = []
     place = 0
     for group in optimizer.param_groups:
@@ -118,7 +118,7 @@ def _two_of_each_kind(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def _small(like: Tensor, trained: bool, number: int) -> nn.Parameter:
-    """A parameter with that number of dimensions; without a gradient it is on meta."""
+    """Returns a small parameter with as many dimensions as `like`. It is on meta unless `trained`."""
     shape = EXTENTS[: like.dim()]
     if not trained:
         return nn.Parameter(torch.empty(shape, dtype=like.dtype, device="meta"), requires_grad=like.requires_grad)
@@ -127,7 +127,9 @@ def _small(like: Tensor, trained: bool, number: int) -> nn.Parameter:
 
 
 def _small_state(value: Any, like: Tensor, parameter: Tensor) -> Any:
-    """A state of the parameter's shape is as large as the small parameter, with its first number everywhere."""
+    """Returns a copy of a state for the small parameter. A state of the parameter's shape gets the small shape, filled with its first
+    number.
+    """
     if not isinstance(value, Tensor) or value.shape != like.shape or value.dim() == 0:
         return copy.deepcopy(value)
     first = value.detach().reshape(-1)[0].item()
@@ -135,7 +137,7 @@ def _small_state(value: Any, like: Tensor, parameter: Tensor) -> Any:
 
 
 def _gradient(parameter: Tensor, number: int, step: int) -> Tensor:
-    """Mostly of one direction, as large as clipping and growing step sizes look for."""
+    """Returns a gradient of mostly one direction, large enough for clipping and for growing step sizes."""
     generator = torch.Generator().manual_seed(1000 + number)
     common = torch.randn(parameter.shape, generator=generator)
     generator.manual_seed(1000 * (step + 2) + number)

@@ -123,7 +123,7 @@ class Pipeline:
         self._reduction = Reduction(self._split, self._ranks)
         self.reduced = Reduced()  # of the newest step
         self._programs: dict[Any, Program] = {}
-        self._rounds, self._schedule_s = 0, 0.0  # of this step
+        self._rounds, self._schedule_s = 0, 0.0  # in this step
         self._counts = {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps}
         self._balancing = {**self._counts, "balancer": balancer}
         balanced = balance and (self._ranks.size > 1 or run is not None)
@@ -137,12 +137,12 @@ class Pipeline:
         self.steps = 0
         self.losses: list[float] = []
         start.untie_optimizer(self._split, optimizer)
-        # The first batch is checked against the whole model, so layers of other ranks stay until then.
-        self._whole, self._checked_alone, self._checked_apart = True, False, False  # the last one with I and W apart, too
-        self._asked = False  # at the end of the newest step, for a change of the ranks
+        # The first batch is checked with the whole model, so all ranks keep all layers until then.
+        self._whole, self._checked_alone, self._checked_apart = True, False, False  # the last one also with I and W apart
+        self._asked = False  # whether the first rank asked for a change of the ranks at the end of the newest step
         self._saved: Optional[saving.Path] = None  # the newest checkpoint
         self._searches = balance and balancer == "search"
-        self._kinds: dict[str, set[str]] = {}  # of the batches that were checked
+        self._kinds: dict[str, set[str]] = {}  # kinds of values that were checked, by path
         self._updates = Updates(self._split, self._ranks, optimizer)
         self._updates.times = self._balancer.times if self._balancer is not None else None
 
@@ -152,7 +152,7 @@ class Pipeline:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of a replica, to which `rank` refers."""
+        """Returns the number of ranks of a replica. `rank` is below it."""
         return self._ranks.size
 
     @property
@@ -165,7 +165,7 @@ class Pipeline:
 
     @property
     def module(self) -> nn.Module:
-        """The user's model; parameters of other ranks' layers are on meta."""
+        """Returns the user's model. The parameters of other ranks' layers are on meta."""
         return self._split.module
 
     @property
@@ -175,10 +175,10 @@ class Pipeline:
     # --- Training. ---
 
     def step(self, *pair: Any, **batch: Any) -> Tensor:
-        """Runs forward and backward of all micro-batches; returns the batch's loss, on every rank.
+        """Runs forward and backward of all micro-batches. Returns the batch's loss, on every rank.
 
-        A list of dictionaries instead of **batch gives the micro-batches, which may differ in size. Without replicas and
-        accumulation the list may have fewer than `micro_batches`.
+        A list of dictionaries instead of **batch gives the micro-batches, which may differ in size. Without replicas and accumulation the
+        list may have fewer than `micro_batches`.
         """
         if self._rounds != self._accumulation - 1:
             raise BadInputError(
@@ -197,7 +197,7 @@ class Pipeline:
         return loss
 
     def accumulate(self, *pair: Any, **batch: Any) -> Tensor:
-        """Like `step`, for all but the last batch of an optimizer's step (accumulation=N); gradients add up."""
+        """Like `step`, for all but the last batch of an optimizer's step (accumulation=N). Gradients add up."""
         if self._rounds >= self._accumulation - 1:
             raise BadInputError(f"accumulate: call {self._rounds + 1} in a step of accumulation={self._accumulation}, wanted step() now")
         loss = self._round(batches.of_call(pair, batch, isinstance(self._split, Sequential)))
@@ -205,7 +205,7 @@ class Pipeline:
         return loss
 
     def evaluate(self, *pair: Any, **batch: Any) -> Tensor:
-        """The batch's loss in eval mode without gradients, on every rank."""
+        """Returns the batch's loss in eval mode, without gradients, on every rank."""
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
@@ -215,7 +215,7 @@ class Pipeline:
                 module.training = mode
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
-        """torch.nn.utils.clip_grad_norm_ of all the model's parameters, of which a rank has a part; the same bits."""
+        """Clips the gradients of all the model's parameters, with the same bits as torch.nn.utils.clip_grad_norm_. Returns their norm."""
         total = self._clip(self.plan.owners, float(max_norm), float(norm_type), error_if_nonfinite)
         self._clip.scale(self._owned(), total, float(max_norm))
         self._updates.note()
@@ -224,7 +224,7 @@ class Pipeline:
     # --- Balancing. ---
 
     def balance(self) -> Optional[Move]:
-        """At the boundary between two steps, after zero_grad(): asks the controller, and moves layers where that pays."""
+        """Asks the controller, and moves layers if that pays. Call it between two steps, after zero_grad()."""
         if self._balancer is None:
             return None
         self._mirror_ties()
@@ -250,27 +250,27 @@ class Pipeline:
         )
 
     def close(self) -> None:
-        """Ends the files of run="folder" and log="folder"; the pipeline goes on without them."""
+        """Closes the files of run="folder" and log="folder". The pipeline can continue without them."""
         if self._record is not None:
             self._record.close(self.steps, self.profile())
             self._record = None
         close_log(self._log, self.steps)
 
     def profile(self) -> Optional[dict[str, Any]]:
-        """The layers' measured costs, for `dynmo.plan`; None before the first step, or with balance=False."""
+        """Returns the layers' measured costs, for `dynmo.plan`. Returns None before the first step, or with balance=False."""
         return self._balancer.profile() if self._balancer is not None else None
 
     def predicted_step_s(self) -> float:
-        """Seconds of the next step, by replay of the plan; 0 before the first step, or with balance=False."""
+        """Returns the predicted seconds of the next step, by replay of the plan. Returns 0 before the first step, or with balance=False."""
         return self._balancer.predicted_step_s(self.plan, self.steps) if self._balancer is not None else 0.0
 
     def changed(self, why: str) -> None:
-        """Tells the controller that the work of layers has changed, which no flag shows. Called on every rank."""
+        """Tells the controller that the work of layers has changed in a way that no requires_grad flag shows. Call it on every rank."""
         if self._balancer is not None:
             self._balancer.changed(why)
 
     def move_to(self, plan: PlanLike) -> Moved:
-        """Moves the layers to another plan, at a boundary between two steps. `balance` does so by itself."""
+        """Moves the layers to another plan. Call it between two steps. `balance` does so by itself."""
         read = read_plan(start.document_of(plan), self.ranks, len(self._split.layers))
         if read.schedule in APART and not self._whole and not self._checked_apart:
             raise BadInputError(
@@ -282,37 +282,37 @@ class Pipeline:
     # --- In and out. ---
 
     def save_pretrained(self, folder: saving.Path, **options: Any) -> None:
-        """Writes what the model's save_pretrained would, from all ranks; called by all."""
+        """Writes the same as the model's save_pretrained, with the weights of all ranks. All ranks call it."""
         self.write_weights(saving.pretrained_writer(self.module, folder, options))
 
     def write_weights(self, write: Callable[[dict[str, Tensor]], None]) -> None:
-        """Calls `write` on rank 0 with the state dict of the whole model; called by all ranks."""
+        """Calls `write` on rank 0 with the state dict of the whole model. All ranks call it."""
         saving.write_weights(self._split, self._ranks, self.plan.owners, write)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's weights and optimizer state by name, for torch.distributed.checkpoint."""
+        """Returns this rank's weights and optimizer state by name, for torch.distributed.checkpoint."""
         return saving.state_dict(self._split, self._ranks, self.plan.owners, self.optimizer, self.steps)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes this rank's part of a state; between two steps."""
+        """Loads this rank's part of a state. Call it between two steps."""
         self.steps = saving.load_state_dict(self._split, self._ranks, self.plan.owners, self.optimizer, state)
         if self._record is not None:
             self._record.go_back(self.steps)
 
     def save(self, folder: saving.Path) -> None:
-        """Writes a checkpoint with torch.distributed.checkpoint; called by all ranks."""
+        """Writes a checkpoint with torch.distributed.checkpoint. All ranks call it."""
         saving.save(folder, self.state_dict(), self._ranks, self._split.device)
         self._log.info("step %5d  checkpoint in '%s'", self.steps, folder)
         self._saved = folder
 
     def load(self, folder: saving.Path) -> None:
-        """Reads a checkpoint, which any number of ranks may have written; called by all ranks."""
+        """Reads a checkpoint that any number of ranks has written. All ranks call it."""
         self.load_state_dict(saving.load(folder, self._split, self._ranks, self.plan.owners, self.optimizer))
 
     # --- Inside. ---
 
     def _go_on(self, plan: Plan, steps: int) -> None:
-        """Begins again before step `steps`, on the ranks that are left, which hold the layers as `plan` says."""
+        """Continues before step `steps` on the ranks that are left, which hold the layers of `plan`."""
         self._log.info("step %5d  %s", steps, describe_group(self._ranks, plan))
         self.plan, self.steps, self._rounds = plan, steps, 0
         self._programs.clear()
@@ -349,7 +349,7 @@ class Pipeline:
             self._tokens = batches.count_tokens(batch) + (self._tokens if self._rounds else 0)
             if self._record is not None:
                 self._record.begin(self.steps, self.plan)
-        whole = batches.ITEMS in micro_batches[0]  # the loss is a sum over the micro-batch, already divided
+        whole = batches.ITEMS in micro_batches[0]  # each loss is a sum over the micro-batch, already divided
         divisor = 1 if whole else self.replicas * len(micro_batches) * (self._accumulation if training else 1)
         program = self._program(frozen, len(micro_batches))
         hosts = micro_batches if device.is_host else self._cut(host)
@@ -376,7 +376,7 @@ class Pipeline:
     # --- The batch. ---
 
     def _check_first(self, batch: batches.Batch, host: batches.Batch, frozen: int, training: bool) -> None:
-        """Runs a batch on the whole model, which every rank still has, and on its layers; then drops those of other ranks."""
+        """Checks a batch on the whole model, which every rank still has, against its layers. Then drops the layers of other ranks."""
 
         def check() -> tuple[None, dict[str, Any]]:
             self._check_trained(frozen, training)
@@ -401,13 +401,13 @@ class Pipeline:
             self._divide()
 
     def _divide(self) -> None:
-        """Layers are on other ranks from now on."""
+        """Notes that layers are on other ranks from now on."""
         if self._whole:
             self._whole = False
             saving.refuse_reading(self.module)
 
     def _runs_apart(self) -> bool:
-        """Whether I and W are two actions, or may be after a decision."""
+        """Returns whether I and W are two actions, or may be after a decision."""
         return self.plan.schedule in APART or self._searches
 
     def _check_trained(self, frozen: int, training: bool) -> None:
@@ -417,7 +417,9 @@ class Pipeline:
     def _micro_batches(
         self, batch: batches.Batch, host: batches.Batch, frozen: int, training: bool
     ) -> tuple[list[dict[str, Any]], Callable[[], None]]:
-        """The batch in parts, and the rest of the agreement, in which others learn of what this rank refuses."""
+        """Returns the micro-batches, and the call that completes the agreement. If this rank refuses the batch, all ranks raise the same
+        error.
+        """
         try:
             self._check_trained(frozen, training)
             if training and self.replicas > 1 and self._rounds == 0:
@@ -431,7 +433,7 @@ class Pipeline:
             raise self._ranks.agreed(str(error)) from error
 
     def _parts(self, batch: batches.Batch) -> list[dict[str, Any]]:
-        """The micro-batches, where the model is."""
+        """Returns the micro-batches on the model's device."""
         device = self._split.device.device
         batches.check_places(batch, device)
         return self._cut(batches.on_device(batch, device))
@@ -440,7 +442,9 @@ class Pipeline:
         return batches.micro_batches_of(batch, self.micro_batches, fewer=self.replicas == self._accumulation == 1)
 
     def _exchange(self, losses: dict[int, float], frozen: int, last: bool, contexts: list[Context], summed: bool) -> list[float]:
-        """The losses of all micro-batches; at the end of a step also what layers took, unless it was shorter than others."""
+        """Exchanges losses, and at the end of a step the layers' times unless it had fewer micro-batches. Returns the losses of all
+        micro-batches.
+        """
         balancer = self._balancer if last and len(contexts) == self.micro_batches else None
         own = Told(losses)
         if balancer is not None:

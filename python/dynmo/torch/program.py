@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's actions of one step, from a plan. The order is the core's; nothing here knows 1F1B."""
+"""A rank's actions of one step, from a plan. The core makes their order, so nothing here depends on a schedule such as 1F1B."""
 from __future__ import annotations
 
 import re
@@ -11,7 +11,7 @@ from .. import Schedule
 from ..errors import BadInputError
 
 ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
-APART = ("zb-h1", "zb-v", "adaptive")  # with I and W
+APART = ("zb-h1", "zb-v", "adaptive")  # schedules with I and W
 KINDS = ("gpipe", "1f1b", "interleaved", *APART)
 Order = tuple[tuple[str, ...], ...]
 
@@ -35,11 +35,11 @@ class Plan:
     ranks: int
     schedule: str
     generation: int = 0
-    order: Order = ()  # of an adaptive plan, the compute actions of each rank
+    order: Order = ()  # compute actions of each rank; only for an adaptive plan
 
     @property
     def cut(self) -> str:
-        """Layers by rank, "9|9"; stages of one rank are joined by "+"."""
+        """Returns the layers of each rank as text, such as "9|9". Stages of one rank are joined by "+"."""
         counts = [[str(stage.count) for stage in self.stages if stage.rank == rank] for rank in range(self.ranks)]
         return "|".join("+".join(count) or "0" for count in counts)
 
@@ -48,7 +48,7 @@ class Plan:
         return [stage.rank for stage in self.stages for _ in stage.layers]
 
     def document(self) -> dict[str, Any]:
-        """The plan as "dynmo-plan-1"."""
+        """Returns the plan as "dynmo-plan-1"."""
         stages = [
             {"stage": index, "rank": stage.rank, "first_layer": stage.first, "layers": stage.count}
             for index, stage in enumerate(self.stages)
@@ -60,7 +60,7 @@ class Plan:
 
 
 def read_plan(document: Mapping[str, Any], ranks: int, layers: int) -> Plan:
-    """A "dynmo-plan-1" for these ranks and layers."""
+    """Parses a "dynmo-plan-1". Raises BadInputError unless it is for this number of ranks and layers."""
     try:
         stages = tuple(
             Stage(int(stage["rank"]), int(stage["first_layer"]), int(stage["layers"]))
@@ -91,7 +91,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Program:
-    """What this rank does in a step."""
+    """The actions of one rank in a step."""
 
     stages: tuple[Stage, ...]
     frozen_stages: int
@@ -100,12 +100,12 @@ class Program:
 
     @property
     def apart(self) -> bool:
-        """Whether I and W are two actions."""
+        """Returns whether I and W are two actions."""
         return any(action.kind == "I" for action in self.actions)
 
 
 def make_program(plan: Plan, rank: int, micro_batches: int, frozen_layers: int) -> Program:
-    """Lowers the plan's schedule; stages inside the frozen prefix run forward only."""
+    """Makes the program of a rank by lowering the plan's schedule. Stages inside the frozen prefix run forward only."""
     frozen = sum(1 for stage in plan.stages if stage.first + stage.count <= frozen_layers)
     owners = [stage.rank for stage in plan.stages]
     if plan.schedule == "adaptive":
@@ -127,7 +127,7 @@ def _read_action(text: str) -> Action:
 
 
 def _check_sums(rows: list[list[Action]]) -> None:
-    """Gradients are summed in the order of the micro-batches, as in the loop."""
+    """Checks that every stage's backward actions are in the order of the micro-batches, in which gradients are summed."""
     last: dict[tuple[str, int], int] = {}
     for action in (action for row in rows for action in row if action.kind in ("B", "I", "W")):
         if action.micro_batch < last.get((action.kind, action.stage), 0):
@@ -139,7 +139,7 @@ def _check_sums(rows: list[list[Action]]) -> None:
 
 
 def _csv(plan: Plan, micro_batches: int, frozen: int) -> str:
-    """An adaptive order without the backwards of frozen stages; those that trained again since it was made run theirs at the end."""
+    """Returns an adaptive order as CSV, without backward actions of frozen stages. Stages that train again get theirs at the end."""
     rows = []
     for rank, row in enumerate(plan.order):
         matches = [match for match in map(ACTION.fullmatch, row) if match is not None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a pipeline over torch.distributed: messages, one sum a step, and which rank is lost."""
+"""The ranks of a pipeline over torch.distributed: messages, sums, agreement, and the detection of lost ranks."""
 from __future__ import annotations
 
 import atexit
@@ -30,16 +30,16 @@ _C10D: Any = dist  # whose stores have no types
 LOST_KEY = "dynmo/lost"
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
-TOLD_S = 5  # a rank that cannot go on waits as long until the others have read why
-ABORT_TAG = 1 << 28  # of messages that no rank sends
-STORE_S = 0.5  # to reach a store at the first try, and twice as long at each next one; TCPStore tries twice
-MAX_SAID = 300  # of an exception that is not ours
-MAX_S = 10**6  # clocks of threads, stores and Gloo have limits far above
+TOLD_S = 5  # how long a rank that cannot go on waits until the others have read why
+ABORT_TAG = 1 << 28  # of messages that are never sent
+STORE_S = 0.5  # timeout of the first try to reach a store, doubled for each next one; TCPStore tries twice
+MAX_SAID = 300  # characters of an exception that is not ours
+MAX_S = 10**6  # clocks of threads, stores and Gloo accept far longer times
 LANES = ("auto", "device", "host")
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in a line."""
+    """Returns an exception as one line."""
     said = " ".join(str(error).split())
     if isinstance(error, BadInputError):
         return said
@@ -52,18 +52,18 @@ def check_seconds(name: str, seconds: float) -> None:
 
 
 def open_store(address: str, port: int, here: bool, timeout_s: float) -> Any:
-    """A store for the ranks of a group, `here` in this process, at a free port; else a client of another one."""
+    """Opens the store of a group: with `here` a server in this process (port 0: a free port), else a client of another one."""
     return _C10D.TCPStore(address, port, None, is_master=here, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
 def _new_group(timeout: timedelta) -> dist.ProcessGroup:
-    made: Any = dist.new_group(backend="gloo", timeout=timeout)  # its type says what ranks outside the group get, too
+    made: Any = dist.new_group(backend="gloo", timeout=timeout)  # the type includes the result for ranks outside of the group
     group: dist.ProcessGroup = made
     return group
 
 
 def describe_replicas(replicas: Replicas) -> Any:
-    """Their number, or the rows of a mesh: what ranks compare."""
+    """Returns the number of replicas, or the rows of a mesh, which ranks compare."""
     if isinstance(replicas, DeviceMesh):
         return replicas.mesh.tolist()
     if isinstance(replicas, bool) or not isinstance(replicas, int):
@@ -72,7 +72,7 @@ def describe_replicas(replicas: Replicas) -> Any:
 
 
 def _ended(pid: int) -> bool:
-    """Whether a process of this host has ended, also if it waits to be reaped."""
+    """Returns whether a process of this host has ended. A zombie has."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
@@ -86,21 +86,21 @@ _OPEN: weakref.WeakSet[Ranks] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread of a group that is still there when the interpreter ends may want its lock then, and the process is aborted."""
+    """Closes all groups at exit. A group's thread that still runs while the interpreter ends would abort the process."""
     for ranks in list(_OPEN):
         ranks.close()
 
 
 class Ranks:
-    """A group of its own over all ranks, so that no message meets one of the user's. Used by one thread.
+    """Has a group of its own over all ranks, so that no message meets one of the user's. Used by one thread.
 
-    Messages go by position in a replica, everything else by number in torch.distributed, over all replicas.
+    Ranks are named by position in a replica in messages, and by number in torch.distributed, over all replicas, everywhere else.
     """
 
     number, world = 0, 1  # in torch.distributed
     replica, replicas = 0, 1
     rank, size = 0, 1  # in the replica
-    way = ""  # of tensors of a device, and why, for the log
+    way = ""  # how tensors of a device travel, and why, for the log
 
     def __init__(self, timeout_s: float) -> None:
         check_seconds("timeout_s", timeout_s)
@@ -110,15 +110,15 @@ class Ranks:
         self.places: list[tuple[str, int]] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._lost = ""
-        self._refused = ""  # what a rank has refused in the middle of a step
-        self._agreed: Optional[BaseException] = None  # the newest refusal that every rank has
-        self._key = f"{REFUSED_KEY}/{next(_numbers)}"  # ranks make their groups alike
-        self._began = False  # torch.distributed, for all of the process
+        self._refused = ""  # refusal of any rank in the middle of a step
+        self._agreed: Optional[BaseException] = None  # newest refusal that all ranks know
+        self._key = f"{REFUSED_KEY}/{next(_numbers)}"  # equal on all ranks, which make their groups in one order
+        self._began = False  # whether this object has begun torch.distributed
         self._timeout_s = self._limit_s = timeout_s
         self._sockets = Sockets()
-        self.store: Any = None  # of this group, if it lies in this process; channels meet there
-        self.asks: Optional[Callable[[], bool]] = None  # whether the ranks are to change, where this one is the first
-        self.heard: Optional[Callable[[], bool]] = None  # whether a rank is lost, where connections beside the group tell it
+        self.store: Any = None  # the group's store, if it runs in this process
+        self.asks: Optional[Callable[[], bool]] = None  # on the first rank: whether the ranks are to change
+        self.heard: Optional[Callable[[], bool]] = None  # whether a rank is lost, if connections outside the group show it
         _OPEN.add(self)
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             dist.init_process_group("gloo")
@@ -129,12 +129,12 @@ class Ranks:
                 self._group = _new_group(timedelta(seconds=timeout_s))
             self.places = self.gather((socket.gethostname(), os.getpid()))
         self._lay_out([list(range(self.world))])
-        self.members = list(range(self.world))  # what each of these ranks was at the start
-        self.highest = self.world - 1  # number of a member so far
-        self.first_layout = self.layout  # at the start, of members
+        self.members = list(range(self.world))  # the member number of each rank
+        self.highest = self.world - 1  # highest member number so far
+        self.first_layout = self.layout  # at the start, by member number
 
     def divide(self, replicas: Replicas) -> None:
-        """Makes replicas of these ranks, before the first message; called with the same value by all."""
+        """Divides these ranks into replicas, before the first message. All ranks call it with the same value."""
         rows = describe_replicas(replicas)
         if isinstance(rows, int):
             if rows < 1 or self.world % rows != 0:
@@ -149,27 +149,29 @@ class Ranks:
         self.first_layout = self.layout
 
     def _lay_out(self, rows: list[list[int]]) -> None:
-        """Rows of numbers, by replica and position. Ranks behind the end of the shortest row are spare: they hold no layers."""
+        """Sets the layout: rows of numbers, by replica and position. Ranks beyond the length of the shortest row are spare: they hold no
+        layers.
+        """
         self._layout = rows
         self.replica, self.rank = next((r, row.index(self.number)) for r, row in enumerate(rows) if self.number in row)
         self.replicas, self.size = len(rows), min(map(len, rows))
 
     @property
     def layout(self) -> list[list[int]]:
-        """Numbers by replica and position."""
+        """Returns the ranks by replica and position."""
         return [list(row) for row in self._layout]
 
     def place_of(self, number: int) -> tuple[int, int]:
-        """Replica and position of a rank."""
+        """Returns the replica and position of a rank."""
         return next((replica, row.index(number)) for replica, row in enumerate(self._layout) if number in row)
 
     def close(self) -> None:
-        """Ends the group and its threads, and torch.distributed where this has begun it."""
+        """Ends the group and its threads, and torch.distributed if this object has begun it."""
         if isinstance(self._lane, DeviceLane):
             self._lane.close()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
-            with contextlib.suppress(ValueError):  # other code has ended it with all others, and begun another
+            with contextlib.suppress(ValueError):  # other code has ended all groups, and begun others
                 dist.destroy_process_group(None if self._began else group)
 
     @property
@@ -177,9 +179,10 @@ class Ranks:
         return self._group
 
     def abort(self) -> None:
-        """Ends the connections of the group, from any thread; calls that wait for a rank raise.
+        """Ends the connections of the group, so that calls that wait for a rank raise. Any thread may call it.
 
-        If a sum has failed and a message for it arrives, Gloo does not notice that its connection ends. But a wait that times out closes all.
+        After a failed sum whose message still arrives, Gloo does not notice that the connection ends. A wait that times out closes all of
+        them.
         """
         self._sockets.shut_down()
         group = self._group
@@ -192,7 +195,10 @@ class Ranks:
     def reform(
         self, number: int, rows: list[list[int]], address: str, port: int, name: str, timeout_s: float, store_s: float
     ) -> None:
-        """Begins torch.distributed again, as `number` of the ranks in `rows`, which meet at a store within `store_s` and call this alike."""
+        """Begins torch.distributed again, with the ranks `rows` by replica, among which this one is `number`. All of them call it alike.
+
+        They meet at the store of that address, which must be reached within `store_s`.
+        """
         world = sum(map(len, rows))
         self.drop()
         self._began = True
@@ -202,7 +208,7 @@ class Ranks:
         self._lost = self._refused = ""
 
         def begin() -> None:
-            # The store was opened before ranks were told of it. If its process has ended, TCPStore would try until its timeout.
+            # The store was opened before ranks got its address. If its process has ended since, TCPStore would retry until its timeout.
             socket.create_connection((address, port), store_s).close()
             with self._sockets.opening():
                 store = open_store(address, port, here=False, timeout_s=store_s)
@@ -229,7 +235,9 @@ class Ranks:
     # --- Messages. ---
 
     def use_device(self, device: torch.device, lane: str) -> None:
-        """Chooses how tensors of a device travel, now and in each new group; called by all ranks. Refuses lane="device" where it cannot be."""
+        """Chooses how tensors of a device travel, now and in each new group. All ranks call it. Refuses lane="device" if that is
+        impossible.
+        """
         if lane not in LANES:
             raise self.agreed(f"lane={lane!r}, wanted {', '.join(LANES)}")
         self._device, self._wanted_lane = device, lane
@@ -238,7 +246,7 @@ class Ranks:
             raise self.agreed(f"lane='device': {why}, wanted a device for each rank with a backend such as NCCL, or lane='auto'")
 
     def _choose_lane(self) -> str:
-        """Returns why tensors do not go from device to device; "" if they do, or there is one rank."""
+        """Returns why tensors do not go from device to device, or "" if they do or there is one rank."""
         self._lane, self.way, device = HostLane(), "", self._device
         if device.type == "cpu":
             return "the model is on the CPU"
@@ -253,21 +261,21 @@ class Ranks:
         return why
 
     def open(self, channels: Sequence[Channel]) -> None:
-        """Opens channels between devices that are not open yet. All ranks call it with the same ones, at the same point of their work."""
+        """Opens channels between devices that are not open yet. All ranks call it with the same ones, between the same messages."""
         lane = self._lane
         if isinstance(lane, DeviceLane) and (new := [channel for channel in channels if channel not in lane]):
             self.agree({"order of channels": describe(new)})
             self.guard(lambda: lane.open(new))
 
     def settle(self) -> None:
-        """Waits for what has gone from device to device, and raises if a rank is lost."""
+        """Waits for the messages between devices so far. Raises if a rank is lost."""
         lane = self._lane
         if isinstance(lane, DeviceLane):
             self.guard(lane.settle)
 
     @property
     def channel_device(self) -> Optional[torch.device]:
-        """The device, if its tensors go from device to device."""
+        """Returns the device, or None if its tensors pass through host memory."""
         return self._device if isinstance(self._lane, DeviceLane) else None
 
     def _abort_channels(self, why: str) -> None:
@@ -275,11 +283,11 @@ class Ranks:
             self._lane.fail(why)
 
     def ready(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors that `send` takes without a wait; one wait for all of them, if they pass through host memory."""
+        """Returns the tensors for `send` to take without a wait. If they pass through host memory, waits once for all of them."""
         return self._lane.ready(tensors)
 
     def send(self, tensor: Tensor, to: int, tag: int, replica: Optional[int] = None, purpose: str = "") -> "Message":
-        """Begins to send to a position in this replica, or another. Tensors of a device need a `purpose`, whose channel is open."""
+        """Begins to send to position `to` of this replica or of `replica`. Tensors of a device need a `purpose` whose channel is open."""
         other = self._layout[self.replica if replica is None else replica][to]
         return Message(self, lambda: self._lane.send(self._group, tensor, other, tag, purpose), other, tensor)
 
@@ -288,19 +296,19 @@ class Ranks:
         return Message(self, lambda: self._lane.receive(self._group, tensor, other, tag, purpose), other, tensor)
 
     def sum(self, cells: Tensor) -> Tensor:
-        """Adds up the cells of all ranks, in place; exact where each cell has one owner."""
+        """Adds up the cells of all ranks, in place. Exact if each cell is set by one rank only."""
         if self.world > 1:
             self.guard(lambda: dist.all_reduce(cells, group=self._group))
         return cells
 
     def begin_sum(self, cells: Tensor) -> Callable[[], None]:
-        """Begins to add up; the call that it returns waits for the end."""
+        """Begins to add up the cells. Returns a call that waits for the end."""
         if self.world == 1:
             return lambda: None
         return _Work(self, lambda: dist.all_reduce(cells, group=self._group, async_op=True), None).wait
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by number."""
+        """Returns the values of all ranks, by number."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -308,11 +316,11 @@ class Ranks:
         return values
 
     def first_of(self, number: int) -> int:
-        """The first rank of the replica of `number`."""
+        """Returns the first rank of the replica of `number`."""
         return next(row[0] for row in self._layout if number in row)
 
     def agree(self, own: Mapping[str, Any], problem: str = "", apart: Collection[str] = ()) -> None:
-        """Refuses what a rank found wrong, then the first of the named values in which a rank differs from rank 0.
+        """Raises the same BadInputError on all ranks if a rank has a `problem`, or if a named value differs from rank 0's.
 
         Values named in `apart` need to agree only within a replica.
         """
@@ -334,12 +342,12 @@ class Ranks:
         return self.agreed(f"rank {rank} has another {what} than rank {other}{given}, wanted the same on {where}")
 
     def agreed(self, line: str) -> BadInputError:
-        """A refusal that every rank has found, so that none has to be told."""
+        """Returns an error that all ranks raise, so that `tell` need not send it."""
         self._agreed = error = BadInputError(line)
         return error
 
     def attempt(self, what: str, call: Callable[[], tuple[Result, Mapping[str, Any]]], apart: Collection[str] = ()) -> Result:
-        """Calls on every rank. An exception of one becomes one line on all, as do facts in which ranks differ."""
+        """Calls `call` on every rank and returns its result. If one raises, or the facts of ranks differ, all raise the same error."""
         result: Optional[tuple[Result, Mapping[str, Any]]] = None
         problem = ""
         cause: Optional[Exception] = None
@@ -359,7 +367,7 @@ class Ranks:
         return result[0]
 
     def tell(self, error: Exception) -> None:
-        """Tells the others why this rank cannot go on in the middle of a step, unless all know it, and ends the connections."""
+        """Tells the others why this rank cannot go on in the middle of a step, unless all know it. Ends the connections."""
         if self.world == 1 or error is self._agreed or self._group is None:
             return
         self._refused = f"rank {self.number}: {one_line(error)}"
@@ -372,7 +380,7 @@ class Ranks:
                 time.sleep(0.01)
 
     def _read_refused(self) -> None:
-        """Reads what another rank has refused, if that is why a message failed."""
+        """Reads the refusal of another rank, which may be the reason for a failed message."""
         with contextlib.suppress(RuntimeError):
             store = dist.distributed_c10d._get_default_store()
             if store.check([self._key]):
@@ -380,7 +388,7 @@ class Ranks:
                 store.add(f"{self._key}/read", 1)
 
     def agree_on_work(self, flags: int, changed: bool) -> None:
-        """Refuses flags, or a call of changed(), in which a rank differs from rank 0."""
+        """Raises BadInputError if requires_grad flags, or calls of changed(), differ between ranks."""
         cells = torch.zeros(self.world, 2, dtype=torch.float64)
         cells[self.number] = torch.tensor([flags, changed], dtype=torch.float64)
         for rank, (other_flags, other_changed) in enumerate(told := self.sum(cells).tolist()):
@@ -392,7 +400,7 @@ class Ranks:
     # --- Loss of a rank. ---
 
     def guard(self, call: Callable[[], Result], peer: Optional[int] = None) -> Result:
-        """Calls; an error of the transport becomes the loss of a rank, by name."""
+        """Calls `call`. Raises RankLostError with the lost rank if the transport fails, or BadInputError if another rank has refused."""
         if self._refused:
             raise BadInputError(self._refused)
         if self._lost:
@@ -402,7 +410,7 @@ class Ranks:
                 self._lane.check()
             return call()
         except RuntimeError as error:
-            if self.heard is None or not self.heard():  # the store may be lost, too
+            if self.heard is None or not self.heard():  # otherwise the store may be lost, too
                 self._read_refused()
             if self._refused:
                 self._disconnect(error)
@@ -418,9 +426,9 @@ class Ranks:
             raise RankLostError(self._lost) from error
 
     def _disconnect(self, error: Exception) -> None:
-        """Closes this rank's connections, so that ranks which wait for this one notice the loss now, and not when this process ends.
+        """Closes this rank's connections, so that ranks that wait for it notice now, and not when this process ends.
 
-        Gloo has no call for it: connections are closed when nothing holds the group, its requests, or a frame with one of them.
+        Gloo has no call for that. It closes connections when nothing refers to the group, its requests, or a frame with one of them.
         """
         self._abort_channels("the group is given up")
         traceback.clear_frames(error.__traceback__)
@@ -431,7 +439,9 @@ class Ranks:
             dist.destroy_process_group(group)
 
     def _find_lost(self, peer: Optional[int]) -> Optional[int]:
-        """The rank that went first: one whose process has ended, or that another rank names, else the peer of the failed message."""
+        """Returns the rank that was lost first: it has ended, or another rank has named it; else `peer`, the other end of the failed
+        message.
+        """
         store = dist.distributed_c10d._get_default_store()
         deadline = time.monotonic() + 1
         named: Optional[int] = None
@@ -448,7 +458,7 @@ class Ranks:
             try:
                 named = int(store.compare_set(LOST_KEY, "", str(named)))
             except (RuntimeError, ValueError):
-                pass  # the store is lost, too
+                pass  # the store's process may be lost, too
         return named
 
 
@@ -460,7 +470,7 @@ def _read(store: Any) -> Optional[int]:
 
 
 class _Work:
-    """A request on its way, which is given up with the connections."""
+    """A request in progress, which is dropped when the connections end."""
 
     def __init__(self, ranks: Ranks, post: Callable[[], Any], peer: Optional[int]) -> None:
         self._ranks, self._peer = ranks, peer
@@ -475,7 +485,7 @@ class _Work:
 
 
 class Message:
-    """One tensor on its way; it is held until the wait is over."""
+    """A tensor that is being sent or received. It is kept until `wait` returns."""
 
     def __init__(self, ranks: Ranks, post: Callable[[], Any], peer: int, tensor: Tensor) -> None:
         self.tensor, self._work = tensor, _Work(ranks, post, peer)

@@ -22,7 +22,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the numbers of a step are written beside the records, and the peak that MFU refers to."""
+    """The outputs of a step's numbers in addition to the records, and the peak FLOP/s for MFU."""
 
     run: Optional[Path]
     metrics: Sequence[str] = ()
@@ -49,7 +49,7 @@ class Recovery:
 
     lost: tuple[int, ...]
     ranks: tuple[int, ...]
-    step: int  # the first one that is run again
+    step: int  # the first step that is repeated
     again: int
     seconds: float
     joined: tuple[int, ...] = ()
@@ -73,11 +73,15 @@ def joined(numbers: Sequence[int]) -> str:
 
 
 class Record:
-    """One rank's files, those of rank p of replica r under r x P + p. The lowest rank that is left has the events and the load trace, too."""
+    """The files of one rank. Rank p of replica r has number r x P + p. The lowest rank that is left also has the events and the load
+    trace.
+    """
 
     def __init__(self, outputs: Outputs, ranks: Ranks, settings: Mapping[str, int], logger: logging.Logger,
                  rows: "Sequence[Sequence[int]] | None" = None, member: int = -1) -> None:
-        """With `rows`, those at the start, `member` has joined them since. `settings` are steps, micro_batches and accumulation."""
+        """Makes the files of a rank. `rows` are the ranks at the start, and `member` the number of this one if it has joined since.
+        `settings` are steps, micro_batches and accumulation.
+        """
         assert outputs.run is not None
         start = ranks.layout if rows is None else rows
         self._numbers = {number: replica * len(row) + rank for replica, row in enumerate(start) for rank, number in enumerate(row)}
@@ -89,7 +93,7 @@ class Record:
         self._begun = False
 
     def begin(self, step: int, plan: Plan) -> None:
-        """Opens the files before the first step that is done, on all ranks together."""
+        """Opens the files before this rank's first step. All ranks call it together."""
         def opened() -> tuple[None, dict[str, str]]:
             self.open(step, plan)
             return None, {}
@@ -104,13 +108,13 @@ class Record:
                                         "micro_batches": self._settings["micro_batches"], "program": program})
 
     def go_back(self, step: int) -> None:
-        """Goes back to the step of a checkpoint that was read."""
+        """Goes back to the step of a checkpoint that was loaded."""
         if self._begun:
             self._log.go_on(step, False, [], self._ranks.world)
 
     def step(self, step: int, plan: Plan, frozen: int, facts: dict[str, Any], told: Told, balancer: Optional[Balancer],
              flops_per_token: float) -> None:
-        """Records a completed step, as this rank has seen it. Without `balancer` only its loss and its tokens are known.
+        """Records a completed step of this rank. Without `balancer` only its loss and its tokens are known.
 
         `flops_per_token`: FLOPs of the products of a forward pass; 0: unknown.
         """
@@ -146,7 +150,7 @@ class Record:
         self._log.moved(step, layers, bytes, seconds, plan.document())
 
     def go_on(self, recovery: Recovery, why: dict[int, str], source: str, plan: Plan) -> None:
-        """Goes back to the step of a recovery. `why` is of the lost ranks; `source` is where their layers come from."""
+        """Goes back to the step of a recovery. `why` has the reason for each lost rank. `source` tells where their layers come from."""
         if not self._begun:
             self.open(recovery.step, plan)
         step, ranks = recovery.step, sorted(map(self._number_of, recovery.ranks))
@@ -164,11 +168,11 @@ class Record:
         })
 
     def _number_of(self, member: int) -> int:
-        """The number of a member in the files; one that has joined keeps its own."""
+        """Returns the number of a member in the files. A member that has joined keeps its own."""
         return self._numbers.get(member, member)
 
     def close(self, step: int, profile: Any) -> None:
-        """Ends the files; the summary and the profile of the leader are written where a step was done. What cannot be written is told."""
+        """Closes the files. The leader writes the summary and the profile if a step was done. Logs what cannot be written."""
         if self._begun:
             self._log.event("end", step)
             if profile is not None:

@@ -21,7 +21,7 @@ REDUCTION_TAG = 1 << 27
 
 @dataclass(frozen=True)
 class Reduced:
-    """A step's sums on this rank: the parameters, each summed once; the bytes that it sent; seconds that nothing hid."""
+    """The sums of a step on this rank: the number of parameters, the bytes sent, and the seconds that compute did not hide."""
 
     parameters: int = 0
     bytes: int = 0
@@ -30,20 +30,20 @@ class Reduced:
 
 @dataclass
 class _Bucket:
-    """Gradients of a layer that have one type, and are there in the same replicas."""
+    """Gradients of a layer that have one type, and that the same replicas have."""
 
     tag: int
     parameters: list[nn.Parameter]
     givers: list[int]  # replicas that have these gradients
     flat: Tensor
-    parts: list[Tensor] = field(default_factory=list)  # of `flat`, by the replica that sums them
-    total: Optional[Tensor] = None  # of this replica's part, in other memory than the gradients, which are still being sent
+    parts: list[Tensor] = field(default_factory=list)  # views of `flat`, by the replica that sums them
+    total: Optional[Tensor] = None  # sum of this replica's part, apart from `flat`, which is still being sent
     arriving: dict[int, Message] = field(default_factory=dict)  # by replica
     sent: list[Message] = field(default_factory=list)
 
 
 class Reduction:
-    """Used once a step, by the ranks of all replicas together. Ranks of one position hold the same layers."""
+    """Runs once a step, on the ranks of all replicas together. Ranks of one position hold the same layers."""
 
     def __init__(self, split: Split, ranks: Ranks) -> None:
         self._split, self._ranks = split, ranks
@@ -70,7 +70,7 @@ class Reduction:
                 self._finish(gathered.pop(0))
         for bucket in [*gathered, *map(self._sum, scattered)]:
             self._finish(bucket)
-        self._ranks.settle()  # before an update
+        self._ranks.settle()  # before the optimizer's update
         return Reduced(count, self._bytes, perf_counter() - start)
 
     def _others(self) -> list[int]:
@@ -86,7 +86,7 @@ class Reduction:
         return {replica: self._ranks.receive(torch.empty_like(like), self._ranks.rank, tag, replica, "sum")}
 
     def _givers(self, parameters: list[nn.Parameter]) -> dict[int, list[int]]:
-        """By parameter the replicas that have its gradient. A part of the model may get none from a batch, such as an expert."""
+        """Returns, by id of each parameter, the replicas that have its gradient. An unused expert, for example, has none."""
         own = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
         arriving: dict[int, Message] = {}
         sent: list[Message] = []
@@ -127,7 +127,7 @@ class Reduction:
         return bucket
 
     def _finish(self, bucket: _Bucket) -> None:
-        for sent in bucket.sent:  # from memory that is written next
+        for sent in bucket.sent:  # their memory is written next
             sent.wait()
         if bucket.total is not None:
             bucket.parts[self._ranks.replica].copy_(bucket.total)
@@ -142,7 +142,7 @@ class Reduction:
 
 
 def _buckets(parameters: list[nn.Parameter], givers: dict[int, list[int]], replica: int, tag: int) -> list[_Bucket]:
-    """The layer's gradients as one tensor for each type and set of replicas, in the same order in all replicas."""
+    """Returns a layer's gradients as one tensor for each type and set of replicas. The order is the same in all replicas."""
     kinds: dict[tuple[torch.dtype, tuple[int, ...]], list[nn.Parameter]] = {}
     for parameter in parameters:
         if givers[id(parameter)]:

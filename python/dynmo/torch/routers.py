@@ -25,12 +25,12 @@ Mode = tuple[bool, torch.dtype]  # of autocast; types depend on it
 
 @dataclass(frozen=True)
 class _Router:
-    """A call of a module inside a block."""
+    """A router: the module inside a block that computes logits."""
 
     block: int
     module: nn.Module
-    index: Optional[int]  # of the logits in what the module gives; None if that is the tensor
-    flat: bool  # whether all tokens are one dimension of the logits
+    index: Optional[int]  # index of the logits in the module's output; None if they are the output
+    flat: bool  # whether the logits have one dimension for all tokens
     shape: tuple[int, ...]  # of a token's logits
 
 
@@ -40,8 +40,8 @@ class Routers:
     def __init__(self, model: nn.Module, blocks: list[nn.Module], config: Any) -> None:
         self._model, self._blocks, self._config = model, blocks, config
         self._routers: dict[str, _Router] = {}  # by the name of their tensor, in the order of the calls
-        self._tuple: list[Optional[str]] = []  # that the loss reads; None where a block has no router
-        self._holders: list[nn.Module] = []  # which give that tuple
+        self._tuple: list[Optional[str]] = []  # router by block as the loss reads them; None: the block has none
+        self._holders: list[nn.Module] = []  # modules that return that tuple
         self._types: dict[Mode, list[torch.dtype]] = {}
 
     def __len__(self) -> int:
@@ -54,8 +54,8 @@ class Routers:
     # --- Finding them. ---
 
     def learn(self, run: Callable[[], Any], hidden: tuple[int, ...], mode: Mode) -> None:
-        """Finds the modules whose logits the loss reads. `run` runs the whole model, whose blocks are given a tensor of shape `hidden`."""
-        made: dict[int, tuple[Tensor, _Router]] = {}  # by id, which is the tensor's own while it lives
+        """Finds the modules whose logits the loss reads. `run` runs the whole model. `hidden` is the shape of the blocks' hidden tensor."""
+        made: dict[int, tuple[Tensor, _Router]] = {}  # by id; the tensors live here, so that no id is reused
         given: list[tuple[nn.Module, tuple[Any, ...]]] = []
 
         def note(block: int, module: nn.Module, _: Any, output: Any) -> None:
@@ -93,7 +93,7 @@ class Routers:
     # --- Carrying them. ---
 
     def specs(self, batch: MicroBatch, layer: int, hidden: tuple[int, ...], mode: Mode) -> list[Spec]:
-        """Returns the logits that pass from a layer to the next one, where a hidden tensor has the shape `hidden`."""
+        """Returns the logits that pass from a layer to the next one. `hidden` is the shape of the hidden tensor."""
         if not self.are_wanted(batch):
             return []
         if not self._types:
@@ -107,7 +107,7 @@ class Routers:
 
     @contextlib.contextmanager
     def noted(self, block: int, values: Values) -> Iterator[None]:
-        """Adds to `values` what the routers of a block give meanwhile."""
+        """Adds the logits of a block's routers to `values`, while it is active."""
         waiting = [(name, router) for name, router in self._routers.items() if router.block == block]
 
         def note(module: nn.Module, _: Any, output: Any) -> None:
@@ -123,7 +123,7 @@ class Routers:
 
     @contextlib.contextmanager
     def replayed(self, values: Values) -> Iterator[None]:
-        """Makes the loss read the logits of `values` meanwhile."""
+        """Makes the loss read the logits in `values`, while it is active."""
         if not self._routers or next(iter(self._routers)) not in values:
             yield
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In and out: Hugging Face's folder from all ranks, and state by name for torch.distributed.checkpoint."""
+"""Writes and reads Hugging Face's folder from all ranks, and the state by name for torch.distributed.checkpoint."""
 from __future__ import annotations
 
 import contextlib
@@ -20,12 +20,12 @@ SAVE_TAG = 1 << 26
 OPTIMIZER = "optimizer.state."
 GROUPS = "optimizer.param_groups."
 STEPS = "dynmo.steps"
-READING = "_dynmo_reads"  # an attribute of the model while its names are read
+READING = "_dynmo_reads"  # attribute of the model while reading_everything() is active
 Path = Union[str, "os.PathLike[str]"]
 
 
 def refuse_reading(module: nn.Module) -> None:
-    """Makes state_dict() refuse where parameters are on other ranks: what it gives would hold nothing of them."""
+    """Makes state_dict() of the module raise if parameters are on other ranks, because it would lack their values."""
 
     def check(part: nn.Module, prefix: str, *_: Any) -> None:
         if getattr(module, READING, False):
@@ -43,7 +43,7 @@ def refuse_reading(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def reading_everything(module: nn.Module) -> Iterator[None]:
-    """Lets state_dict() run, for its names."""
+    """Allows state_dict() inside, for the names of its entries."""
     setattr(module, READING, True)
     try:
         yield
@@ -52,7 +52,7 @@ def reading_everything(module: nn.Module) -> Iterator[None]:
 
 
 def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[dict[str, Tensor]]:
-    """All parameters and buffers on rank 0 of the first replica, layer by layer; None elsewhere."""
+    """Returns all parameters and buffers on rank 0 of the first replica, and None elsewhere. Sends them layer by layer."""
     if ranks.replica != 0:
         return None
     weights: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ def gather_weights(split: Split, ranks: Ranks, owners: list[int]) -> Optional[di
 
 
 def pretrained_writer(module: Any, folder: Path, options: dict[str, Any]) -> Callable[[dict[str, Tensor]], None]:
-    """What writes a state dict as the model's save_pretrained does."""
+    """Returns a function that writes a state dict as the model's save_pretrained does."""
     if not hasattr(module, "save_pretrained"):
         raise BadInputError("save_pretrained: the layers are your own, not a model of transformers; use state_dict()")
 
@@ -85,15 +85,15 @@ def pretrained_writer(module: Any, folder: Path, options: dict[str, Any]) -> Cal
 
 
 def write_weights(split: Split, ranks: Ranks, owners: list[int], write: Callable[[dict[str, Tensor]], None]) -> None:
-    """Gathers the model's state dict on rank 0, which writes it."""
+    """Gathers the model's state dict on rank 0, and calls `write` there."""
     weights = gather_weights(split, ranks, owners)
     if weights is not None:
         module: Any = split.module
         with reading_everything(module):
-            kept = dict(module.state_dict())  # persistent buffers outside of layers, and the order
+            kept = dict(module.state_dict())  # gives the order, and persistent buffers outside of layers
         kept.update({name: tensor for name, tensor in weights.items() if name in kept})
         write(kept)
-    ranks.gather(None)  # no rank goes on before the folder is there
+    ranks.gather(None)  # no rank continues before it is written
 
 
 def _owned(split: Split, ranks: Ranks, owners: list[int]) -> list[Layer]:
@@ -103,7 +103,7 @@ def _owned(split: Split, ranks: Ranks, owners: list[int]) -> list[Layer]:
 def state_dict(
     split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer], steps: int
 ) -> dict[str, Any]:
-    """This rank's part, by name: weights, `optimizer.state.NAME.KEY`, and what all ranks have alike."""
+    """Returns this rank's part by name: weights, `optimizer.state.NAME.KEY`, and the values that are equal on all ranks."""
     copies = {tie.second for tie in split.ties}
     found: dict[str, Any] = {STEPS: steps}
     for layer in _owned(split, ranks, owners):
@@ -121,7 +121,7 @@ def state_dict(
 def load_state_dict(
     split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer], loaded: dict[str, Any]
 ) -> int:
-    """Takes this rank's part from `loaded`; returns the number of steps."""
+    """Loads this rank's part from `loaded`. Returns the number of steps."""
     first_of = {tie.second: tie.first for tie in split.ties}
     with torch.no_grad():
         for layer in _owned(split, ranks, owners):
@@ -144,13 +144,13 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, parameter: Tensor, prefix:
     optimizer.state.pop(parameter, None)
     group = next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), {})
     for key, value in values.items():
-        on_host = key == "step" and not (group.get("fused") or group.get("capturable"))  # as torch's load_state_dict has it
+        on_host = key == "step" and not (group.get("fused") or group.get("capturable"))  # like torch's load_state_dict
         place = torch.device("cpu") if on_host else parameter.device
         optimizer.state[parameter][key] = value.to(place, copy=True) if isinstance(value, Tensor) else value
 
 
 def save(folder: Path, found: dict[str, Any], ranks: Ranks, device: Device) -> None:
-    """Writes a checkpoint of torch.distributed.checkpoint, which waits for copies from the thread's current device alone."""
+    """Writes a checkpoint of torch.distributed.checkpoint. That waits only for copies from the thread's current device."""
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
     with device.as_current():
@@ -158,7 +158,7 @@ def save(folder: Path, found: dict[str, Any], ranks: Ranks, device: Device) -> N
 
 
 def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer]) -> dict[str, Any]:
-    """Reads this rank's part of a checkpoint, whatever layout wrote it."""
+    """Reads this rank's part of a checkpoint, which may have been written by any number of ranks."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load as read

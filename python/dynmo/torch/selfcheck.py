@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the layers, run one by one, with the whole model: loss and every gradient, bit for bit.
 
-A split that is almost right trains something else without an error. So it is checked before any weight is dropped: at the start
-on a few tokens, and with the first batch, whose keys may reach code that the tokens did not.
+A split with a small error would train another model without a message. So it is checked before any weight is dropped: at the start on a few
+tokens, and with the first batch, whose keys may reach other code.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Gradients = dict[str, Tensor]
 
 
 def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
-    """Two samples of 8 tokens, the second padded on the left."""
+    """Returns two samples of 8 tokens, the second padded on the left."""
     vocabulary = int(text_config(model).vocab_size)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, vocabulary, (2, TOKENS), generator=generator)
@@ -41,7 +41,7 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def unnoticed(module: nn.Module, device: Device) -> Iterator[None]:
-    """Leaves gradients, buffers, random numbers and the hooks of gradients as they were. Bits repeat inside."""
+    """Restores gradients, buffers, random numbers and the hooks of gradients at the end. Uses deterministic kernels inside."""
     buffers = [(part, name, buffer, buffer.clone()) for part in module.modules() for name, buffer in part._buffers.items() if buffer is not None]
     parameters: list[Any] = list(module.parameters())
     hooks = [parameter._post_accumulate_grad_hooks for parameter in parameters]
@@ -76,7 +76,7 @@ def whole(module: nn.Module, loss: Tensor) -> tuple[Tensor, Gradients]:
 
 
 class _Apart:
-    """A split of which one layer at a time has weights, as on ranks that own one layer."""
+    """A split of which only one layer at a time has weights, as on ranks that own one layer each."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -106,16 +106,17 @@ class _Apart:
 
 
 class _Alone(Ranks):
-    """One rank without messages."""
+    """Stands for Ranks in checks: one rank, and no messages."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
 
 
 def parts(split: Split, batch: MicroBatch, seed: Optional[int], apart: bool, weights_apart: bool = False) -> tuple[Tensor, Gradients]:
-    """Runs each layer as a stage; with `apart` it has only the notes and weights of a rank that owns this layer alone.
+    """Runs each layer as a stage. Returns the loss and the gradients.
 
-    With `weights_apart` the backward pass is I of all layers, and then W of all layers.
+    With `apart` each layer sees only the notes and weights of a rank that owns this layer alone. With `weights_apart` the backward pass is
+    I of all layers, and then W of all layers.
     """
     count = len(split.layers)
     frozen = frozen_prefix(split.layers)
@@ -134,8 +135,8 @@ def parts(split: Split, batch: MicroBatch, seed: Optional[int], apart: bool, wei
 
 
 def split_decoder(model: nn.Module) -> Decoder:
-    """Returns a checked split; the model's own ties become two parameters."""
-    find_blocks(model)  # says what is missing before the model runs
+    """Returns a checked split. Its ties become two parameters."""
+    find_blocks(model)  # raises before the model runs
     batch = sample_batch(model)
     training = model.training
     model.eval()
@@ -158,12 +159,12 @@ def difference(
     split: Split, batch: MicroBatch, seed: Optional[int], whole_loss: Tensor, gradients: Gradients, weights_apart: bool = False
 ) -> str:
     """Returns the first difference between the layers and the whole model, or ""."""
-    # The last way comes again, since blocks may keep something of the batch before.
+    # The last way is run twice, because blocks may keep something of the previous batch.
     for apart, deferred in ((False, False), (True, False), (True, weights_apart)):
         loss, found = parts(split, batch, seed, apart, deferred)
         for tie in split.ties:
             if tie.second not in gradients and tie.second in found:
-                # The whole model adds head first, then embedding.
+  # the order in which the whole model adds a tie's gradients: head, then embedding
                 second = found.pop(tie.second)
                 found[tie.first] = second + found[tie.first] if tie.first in found else second
         if not torch.equal(loss, whole_loss):
@@ -176,7 +177,7 @@ def difference(
 
 
 def check_batch(split: Split, batch: MicroBatch, seed: Optional[int], weights_apart: bool = False) -> float:
-    """Compares the layers with the whole on a batch of the user's, in the model's own mode; returns the loss."""
+    """Compares the layers with the whole model on a user's batch, in the model's present mode. Returns the loss."""
     with unnoticed(split.module, split.device):
         loss = _checked(split, batch, seed, weights_apart)
         if ITEMS in batch:
@@ -185,7 +186,9 @@ def check_batch(split: Split, batch: MicroBatch, seed: Optional[int], weights_ap
 
 
 def flops_of(split: Split, batch: MicroBatch, seed: Optional[int]) -> float:
-    """FLOPs of the products of a forward pass, as torch.utils.flop_counter counts them: attention unfused, without its causal half."""
+    """Returns the FLOPs of a forward pass's products. Like torch.utils.flop_counter, counts unfused attention and ignores the causal
+    mask.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -276,7 +279,7 @@ def _seeding(seed: Optional[int]) -> Callable[[int], None]:
 
 
 def draws_random_numbers(decoder: Decoder) -> bool:
-    """Whether training draws from PyTorch's global generator (dropout and the like)."""
+    """Returns whether training draws from PyTorch's global generator (dropout and the like)."""
     batch = sample_batch(decoder.module)
     training = decoder.module.training
     with unnoticed(decoder.module, decoder.device), torch.no_grad():

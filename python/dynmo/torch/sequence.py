@@ -18,9 +18,10 @@ Between = Union[Tensor, dict[str, Tensor]]  # what a module gives to the next on
 
 
 class Sequential:
-    """Modules in order, then a loss of the last one's output and the target.
+    """Modules in order, and a loss of the last one's output and the target.
 
-    `hidden` says from an input which tensor lies between two modules, or which by name. With `limits` its shapes are the largest.
+    `hidden(input)` returns an empty tensor like those between two modules, or a dictionary of them by name. With `limits` its shapes are
+    the largest.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Sequential:
             raise BadInputError(f"layers: {[name for name, _ in layers]}, wanted two or more with a name each of its own")
         self._modules = [module for _, module in layers]
         self._loss_fn, self._hidden, self.limits = loss_fn, hidden, limits
-        self._named = False  # whether modules give dictionaries
+        self._named = False  # whether modules return dictionaries
         self.width, self.forces_gradients = MAX_NAMES, False
         self.module: nn.Module = nn.ModuleDict({name.replace(".", "_"): module for name, module in layers})
         self.device = device_of("layers", [self.module])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of all layers as they were before some step, in the memory of at least two ranks each.
+"""Copies of all layers from before some step, each in the memory of at least two ranks.
 
-Without replicas these are the owner and the next rank of the ring: a copy of a neighbour's layers travels as a move does, with digests.
-With replicas each owner of a layer keeps a copy of its own, and no bytes travel. All ranks vote. A rank that learns that all have the new
-snapshot drops the old one; otherwise it keeps both. So there is always one snapshot that all survivors have.
+Without replicas the owner and the next rank of the ring keep them: a copy for the neighbour travels like a move, with digests. With
+replicas each owner of a layer copies its own, and no bytes travel. All ranks vote. A rank that learns that all have the new snapshot drops
+the old one. Otherwise it keeps both. So there is always one snapshot that all survivors have.
 
 With replicas the layers themselves are the newest snapshot, as long as no rank has begun to update them.
 """
@@ -26,9 +26,9 @@ from .move import Mover, Transfer
 from .program import Plan
 from .ranks import Ranks
 
-SHARE = 0.01  # of a step's time, for snapshots
+SHARE = 0.01  # share of a step's time that snapshots may take
 Key = tuple[int, int]  # step, generation of the group
-LIVE = 1 << 30  # instead of a generation: of the layers themselves
+LIVE = 1 << 30  # stands for a generation if the layers themselves are the snapshot
 Holding = dict[Key, list[int]]  # the layers that a rank holds, by snapshot
 
 
@@ -45,7 +45,7 @@ class Common:
 
 @dataclass
 class Slot:
-    """A snapshot as one rank holds it."""
+    """The part of a snapshot that one rank holds."""
 
     common: Common
     layers: dict[int, state.Content]
@@ -53,7 +53,7 @@ class Slot:
 
 @dataclass
 class _Live:
-    """What tells whether layers are still as they were before a step."""
+    """The layers as they were before a step, with the means to see whether they have changed since."""
 
     step: int
     common: Common
@@ -62,7 +62,7 @@ class _Live:
 
 
 class Snapshots:
-    """Used by the pipeline's thread, by all ranks together."""
+    """The snapshots of a rank. Used by the pipeline's thread, by all ranks together."""
 
     def __init__(
         self, split: Split, ranks: Ranks, mover: Mover, optimizer: Optional[torch.optim.Optimizer], keep: Sequence[Any], every: int,
@@ -70,12 +70,12 @@ class Snapshots:
     ) -> None:
         self._split, self._ranks, self._mover, self._optimizer, self._keep = split, ranks, mover, optimizer, keep
         self._fixed = self.every = every
-        self._updates = updates  # how many the optimizer has begun
-        self.cost_s = 0.0  # of the newest, on the slowest rank
+        self._updates = updates  # returns the number of updates that the optimizer has begun
+        self.cost_s = 0.0  # seconds of the newest, on the slowest rank
         self._slots: dict[Key, Slot] = {}
         self._live: Optional[_Live] = None
         self._due = 0
-        self._taken: Optional[tuple[int, float]] = None  # the step of the newest, and when it was done
+        self._taken: Optional[tuple[int, float]] = None  # step and end time of the newest
 
     def is_due(self, step: int) -> bool:
         return self._ranks.world > 1 and step >= self._due
@@ -92,16 +92,18 @@ class Snapshots:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the step times of the previous group. A snapshot is due."""
+        """Drops the step times of the previous group. A snapshot is due at once."""
         self._due, self._taken = 0, None
 
     def note(self, plan: Plan, step: int, changes: bool = False) -> None:
-        """Notes that the layers are those before `step`. They replace a snapshot if other replicas have them, or if no rank is lost."""
+        """Notes that the layers now are those before `step`. They serve as a snapshot with replicas, or while the ranks change without a
+        loss.
+        """
         if self._ranks.replicas > 1 or changes:
             self._live = _Live(step, self._common(plan), self._updates(), self._versions())
 
     def take(self, generation: int, plan: Plan, step: int) -> None:
-        """Takes a snapshot, and says when the next one is due: `every` steps later, else so that they cost 1 % of the time."""
+        """Takes a snapshot. The next one is due `every` steps later. Unless that is fixed, it makes snapshots take 1 % of the time."""
         begin = perf_counter()
         step_s = (begin - self._taken[1]) / max(1, step - self._taken[0]) if self._taken is not None else 0.0
         layers: Optional[dict[int, state.Content]] = {}
@@ -129,20 +131,20 @@ class Snapshots:
         return self._slot(key).common
 
     def adopt(self, key: Key, common: Common) -> None:
-        """Takes over a snapshot without layers, on a rank that has just joined."""
+        """Stores a snapshot without layers, on a rank that has just joined."""
         if key[1] == LIVE:
             self._live = _Live(key[0], common, self._updates(), self._versions())
         else:
             self._slots[key] = Slot(common, {})
 
     def rewind(self, key: Key) -> Plan:
-        """Drops gradients, puts back what all ranks have alike, and returns the plan of the snapshot."""
+        """Drops gradients, and restores the state that is equal on all ranks. Returns the plan of the snapshot."""
         common = self._slot(key).common
         for layer in self._split.layers:
             for parameter in layer.parameters.values():
                 parameter.grad = None
         if checks.check_free(pair for layer in self._split.layers for pair in layer.parameters.items()):
-            gc.collect()  # takes long: only if a graph of the step that failed is still there
+            gc.collect()  # slow, so only if the graph of the failed step still exists
         for group, values in zip(self._optimizer.param_groups if self._optimizer is not None else [], common.groups):
             group.update(copy.deepcopy(values))
         for kept, values in zip(self._keep, common.kept):
@@ -154,7 +156,7 @@ class Snapshots:
         return common.plan
 
     def restore(self, key: Key, holders: Sequence[Sequence[int]], plan: Plan) -> bool:
-        """Brings the layers of a snapshot, which the ranks `holders` have, to where `plan` wants them; returns whether their bytes are right."""
+        """Sends a snapshot's layers from the ranks `holders`, by layer, to their ranks under `plan`. Returns False if a digest differs."""
         slot, own = self._slot(key), self._ranks.number
         sizes = [sum(parameter.numel() for parameter in layer.parameters.values()) for layer in self._split.layers]
         transfers = transfers_of(holders, plan.owners, self._ranks.layout, sizes)
@@ -178,7 +180,7 @@ class Snapshots:
     # --- Inside. ---
 
     def _here(self) -> list[int]:
-        """The layers that this rank has."""
+        """Returns the layers that this rank has."""
         return [index for index, layer in enumerate(self._split.layers) if all(p.device.type != "meta" for p in layer.parameters.values())]
 
     def _slot(self, key: Key) -> Slot:
@@ -192,7 +194,7 @@ class Snapshots:
         return [parameter for layer in self._split.layers for parameter in layer.parameters.values()]
 
     def _versions(self) -> list[int]:
-        """Returns a number for each parameter and buffer, which changes when it is written."""
+        """Returns a number for each parameter and buffer that changes with every write to it."""
         return [tensor._version for layer in self._split.layers for tensor in _tensors(layer)]
 
     def _common(self, plan: Plan) -> Common:
@@ -227,7 +229,7 @@ def choose(told: "Sequence[Holding | None]", layers: int) -> "tuple[Key, list[li
 def transfers_of(
     holders: Sequence[Sequence[int]], owners: Sequence[int], rows: Sequence[Sequence[int]], sizes: Sequence[int]
 ) -> list[Transfer]:
-    """Returns the transfers of layers that ranks lack. Each comes from the holder that has the least to send so far."""
+    """Returns the transfers of layers that their owners lack. Each comes from the holder that has the least to send so far."""
     sent = dict.fromkeys((rank for those in holders for rank in those), 0)
     found = []
     for layer, owner in enumerate(owners):
@@ -240,10 +242,10 @@ def transfers_of(
 
 
 def rows_of(rows: Sequence[Sequence[int]], members: Sequence[int]) -> "list[list[int]] | None":
-    """Returns the ranks of each replica of the new group; None if there are fewer members than replicas.
+    """Returns the ranks of each replica of the new group, or None if there are fewer members than replicas.
 
-    `rows` has the members of each replica at the start. A member stays in its replica unless that is longer than others. A new member
-    joins the shortest one.
+    `rows` has the members of each replica at the start. A new member joins the shortest replica. Then members leave the longest replicas
+    for the shortest ones, until their lengths are equal up to a remainder.
     """
     if len(members) < len(rows):
         return None

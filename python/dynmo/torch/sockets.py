@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shuts down the connections of a group, from any thread. Gloo has no call for it, and its calls go on waiting for a lost peer.
+"""Shuts down the connections of a group, from any thread. Gloo has no call for it, and its calls continue to wait for a lost peer.
 
 A connection is identified by its inode. Those that another thread opens at the same time count as the group's.
 """
@@ -18,7 +18,7 @@ Inode = tuple[int, int]
 
 
 def own_address() -> str:
-    """The address of this host at which other ranks reach it."""
+    """Returns the address of this host at which other ranks reach it."""
     master = os.environ.get("MASTER_ADDR")
     try:
         if master is None:
@@ -33,7 +33,7 @@ def own_address() -> str:
 
 
 class Sockets:
-    """The sockets that were opened in `opening()`. `shut_down` may be called by another thread, also meanwhile."""
+    """The sockets that were opened in `opening()`. Another thread may call `shut_down` at any time."""
 
     def __init__(self) -> None:
         self._before: set[Inode] = set()
@@ -42,7 +42,7 @@ class Sockets:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Connections that are opened inside, and are there at its end, are those of the group."""
+        """Takes the sockets that are opened inside, and still exist at the end, as those of the group."""
         self._before, self._opened, self._opening = {inode for _, inode in _open_sockets()}, set(), True
         try:
             yield
@@ -51,14 +51,14 @@ class Sockets:
             self._opening = False
 
     def shut_down(self) -> None:
-        """Ends the connections. Sockets that listen stay: Gloo's thread ends the process where they fail."""
+        """Shuts down the connections. Listening sockets stay, because Gloo's thread ends the process if they fail."""
         for number, inode in _open_sockets():
             if inode in self._opened or self._opening and inode not in self._before:
                 with contextlib.suppress(OSError):
                     _end(os.dup(number), inode)
 
     def watched(self) -> Callable[[float], bool]:
-        """A call that waits for so many seconds until one of the connections that are there now has ended, and says if one has."""
+        """Returns a call that waits up to a number of seconds, and returns whether a connection that exists now has ended."""
         own = [(number, inode) for number, inode in _open_sockets() if inode in self._opened and _is_connected(number)]
 
         def ended(limit_s: float) -> bool:
@@ -85,7 +85,7 @@ def _is_connected(number: int) -> bool:
 
 
 def _end(copy: int, inode: Inode) -> None:
-    """Shuts down what a copy of a descriptor refers to, unless the descriptor was closed and opened again."""
+    """Shuts down the connection of a duplicated descriptor, unless the original was reused for another socket."""
     if _inode(copy) != inode:
         os.close(copy)
         return
@@ -101,7 +101,7 @@ def _inode(number: int) -> Inode:
 
 
 def _open_sockets() -> list[tuple[int, Inode]]:
-    """Descriptors of sockets with their inodes."""
+    """Returns the descriptors of all sockets with their inodes."""
     found = []
     for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):

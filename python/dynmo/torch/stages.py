@@ -15,12 +15,12 @@ from torch.utils.hooks import RemovableHandle
 
 from .clocks import Clock, Stamp
 
-SAMPLES = 512  # calls of a layer that count, the newest
-UNREAD = 4096  # stamps of a device, at most, until it is waited for
+SAMPLES = 512  # newest calls of a layer that are kept
+UNREAD = 4096  # maximum number of stamps before a wait for the device
 
 
 class StageLike(Protocol):
-    """Everything of a PipelineStage of torch.distributed.pipelining that is used here."""
+    """The members of torch.distributed.pipelining's PipelineStage that are used here."""
 
     submod: nn.Module
     stage_index: int
@@ -33,9 +33,9 @@ def _median(calls: deque[float]) -> float:
 
 @dataclass
 class Times:
-    """One layer's calls, in seconds."""
+    """The times of one layer's calls, in seconds."""
 
-    place: int  # among the layers of its stage
+    place: int  # index among the layers of its stage
     forward: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     backward: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     boundary_bytes: int = 0
@@ -45,10 +45,10 @@ class Times:
 
 
 def layers_of(module: nn.Module) -> Iterator[tuple[str, Optional[str], nn.Module]]:
-    """Yields name, list and module of each layer: the children, and those of a ModuleList or ModuleDict one by one.
+    """Yields name, list and module of each layer: the children, and the entries of a ModuleList or ModuleDict.
 
-    The list is the name of the ModuleList that numbers the layer, "" in a Sequential, or None. Modules without parameters are no
-    layers: every stage has them.
+    The list is the name of the ModuleList that numbers the layer, "" in a Sequential, or None. Modules without parameters are no layers,
+    because every stage has them.
     """
     for name, child in module.named_children():
         parts: list[tuple[str, Optional[str], nn.Module]] = [(name, "" if isinstance(module, nn.Sequential) else None, child)]
@@ -68,8 +68,8 @@ def _first_tensor(values: Any) -> Optional[Tensor]:
 class StageTimes:
     """Measures the times of the layers of one stage, until `close`.
 
-    A layer's backward begins when the gradient of its output is there, and ends where the next one's begins. That of the first layer
-    ends with the gradient of the stage's input or, where there is none, with those of its parameters.
+    A layer's backward begins when the gradient of its output is complete, and ends when the next one's begins. The backward of the first
+    layer ends with the gradient of the stage's input, or without one with those of its parameters.
     """
 
     LOSS = "the loss"
@@ -78,12 +78,12 @@ class StageTimes:
         self._clock = clock
         self._unread: list[tuple[deque[float], Stamp, Stamp]] = []
         self.modules: dict[str, nn.Module] = {}
-        self.lists: dict[str, Optional[str]] = {}  # that a layer is a number of
-        self.times: dict[str, Times] = {}  # in the order in which the layers run
+        self.lists: dict[str, Optional[str]] = {}  # the list that numbers each layer
+        self.times: dict[str, Times] = {}  # in the order in which layers run
         self._handles: list[RemovableHandle] = []
         self._accumulated: tuple[str, list[RemovableHandle]] = ("", [])
         self._start: Stamp = 0.0
-        self._current: Optional[str] = None  # whose backward runs
+        self._current: Optional[str] = None  # the layer whose backward runs
         self._since: Stamp = 0.0
         self._ended: Optional[Stamp] = None
         for name, numbered, module in layers_of(stage.submod):
@@ -96,7 +96,7 @@ class StageTimes:
             handle.remove()
 
     def timed_loss(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The same function, whose time counts as part of the last layer's."""
+        """Returns `loss_fn`, with its time counted as part of the last layer's."""
 
         def timed(*arguments: Any, **named: Any) -> Tensor:
             start = self._clock.stamp()
@@ -109,7 +109,7 @@ class StageTimes:
         return timed
 
     def read(self) -> None:
-        """Finishes what has been noted so far; waits for the device."""
+        """Adds the times of all stamps so far. Waits for the device."""
         self.finish_backward()
         self._clock.wait()
         for calls, start, end in self._unread:
@@ -121,14 +121,14 @@ class StageTimes:
         self._unread.append((calls, start, end))
 
     def finish_backward(self) -> None:
-        """Ends the last backward at the time of its parameters' gradients, if nothing else has ended it."""
+        """Ends the last backward at the time of its parameters' gradients, if it has not ended otherwise."""
         if self._current is not None and self._ended is not None:
             self._backward_ends(self._ended)
 
     def _times_of(self, name: str) -> Times:
         return self.times.setdefault(name, Times(len(self.times)))
 
-    # A forward without a graph is none of training; one in a backward belongs to it (checkpointing).
+    # A forward without a graph is not training. A forward during a backward is a part of it (checkpointing).
     def _counts(self) -> bool:
         if self._current is not None and self._ended is not None:
             self.finish_backward()
@@ -156,14 +156,14 @@ class StageTimes:
             hidden.register_hook(partial(self._backward_begins, name))  # type: ignore[no-untyped-call]
 
     def _watch_end(self, *given: Optional[Tensor]) -> None:
-        """Watches for the end of the backward of this micro-batch."""
+        """Sets hooks that end the backward of this micro-batch."""
         hidden = next((tensor for tensor in given if tensor is not None and tensor.requires_grad), None)
         if hidden is not None:
             handles: list[RemovableHandle] = []
 
             def ended(_: Tensor) -> None:
                 self._backward_ends(self._clock.stamp())
-                for handle in handles:  # receive buffers are used again
+                for handle in handles:  # because receive buffers are reused
                     handle.remove()
 
             handles.append(hidden.register_hook(ended))  # type: ignore[no-untyped-call]
@@ -192,7 +192,7 @@ class StageTimes:
         if before is not None and before.place > self.times[name].place:
             self._backward_ends(now)
         else:
-            self.finish_backward()  # that of another micro-batch; nothing has told when it ended, unless this does
+            self.finish_backward()  # the backward of another micro-batch, which may not have ended otherwise
         self._current, self._since, self._ended = name, now, None
 
     def _backward_ends(self, now: Stamp) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that stand where a block or an embedding is while the model's own forward runs, and what blocks are given."""
+"""Modules that replace blocks or an embedding while the model's own forward runs, and the arguments of blocks."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +16,7 @@ from ..errors import BadInputError
 
 # A block's positional and named arguments.
 Given = tuple[tuple[Any, ...], dict[str, Any]]
-# Where a tensor lies in them: 0 or 1, then positions and keys.
+# The place of a tensor in them: 0 (positional) or 1 (named), then positions and keys.
 Path = tuple[Any, ...]
 
 
@@ -34,13 +34,13 @@ class _StandIn(nn.Module):
         except AttributeError:
             found = getattr(self._module, name)
         if isinstance(found, Tensor) and found.device.type == "meta":
-            # Models ask weights for their device and type; this takes no memory.
+            # Models ask weights for their device and type. This tensor takes no memory.
             return torch.zeros(1 if found.dim() > 0 else (), dtype=found.dtype, device=self._device).expand(found.shape)
         return found
 
 
 class BlockStandIn(_StandIn):
-    """Stands where a block is, also for isinstance. Gives what `call` gives, as a tuple where the block gives one."""
+    """Replaces a block, also for isinstance. Returns the result of `call`, as a tuple if the block returns one."""
 
     def __init__(self, block: nn.Module, device: torch.device, call: Callable[..., Tensor], outputs: int) -> None:
         super().__init__(block, device)
@@ -61,9 +61,10 @@ class BlockStandIn(_StandIn):
 
 
 class FrontStandIn(_StandIn):
-    """Zeros where a layer in front of the blocks would give its output; it needs no weights.
+    """Replaces a layer in front of the blocks. Returns zeros like its output, and needs no weights.
 
-    With a width the output has the shape of ids, or of a hidden tensor, with this width. Else the layer's own forward runs on meta.
+    With a width, the output has the shape of the ids (or of a hidden tensor) and this width. Otherwise the layer's own forward runs on
+    meta.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, width: Optional[int], dtype: torch.dtype) -> None:
@@ -71,7 +72,7 @@ class FrontStandIn(_StandIn):
         self._width = width
         self._dtype = dtype
         first = next(module.parameters())
-        # A model's device and type are those of its first parameter.
+        # A model takes its device and type from its first parameter.
         self.place = nn.Parameter(torch.zeros(1, dtype=first.dtype, device=device), requires_grad=False)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
@@ -92,7 +93,7 @@ class FrontStandIn(_StandIn):
 
 
 def shape_before_width(given: Given) -> Optional[tuple[int, ...]]:
-    """The shape of the ids that a layer is given, or of the hidden tensor without its last dimension."""
+    """Returns the shape of a layer's ids, or of its hidden tensor without the last dimension. Returns None without a tensor."""
     arguments, named = given
     tensor = next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
     if tensor is None:
@@ -113,7 +114,7 @@ def replaced(places: list[tuple[nn.Module, str]], by: list[nn.Module]) -> Iterat
 
 
 def hidden_path(given: Given) -> Path:
-    """Where the hidden tensor lies: first, or by name."""
+    """Returns the place of the hidden tensor in a block's arguments: the first one, or "hidden_states"."""
     arguments, named = given
     if arguments and isinstance(arguments[0], Tensor):
         return (0, 0)
@@ -126,7 +127,7 @@ def hidden_path(given: Given) -> Path:
 
 
 def tensors_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """The tensors in nested tuples, lists and dictionaries."""
+    """Yields the tensors in nested tuples, lists and dictionaries, with their places."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, (tuple, list)):
@@ -144,7 +145,7 @@ def at(value: Any, path: Path) -> Any:
 
 
 def with_tensors(value: Any, by: Mapping[Path, Optional[Tensor]], path: Path = ()) -> Any:
-    """The same nest, with other tensors at some places."""
+    """Returns the same nest of values, with the tensors of `by` at their places."""
     if path in by:
         return by[path]
     if not any(place[: len(path)] == path for place in by):
@@ -157,20 +158,20 @@ def with_tensors(value: Any, by: Mapping[Path, Optional[Tensor]], path: Path = (
 
 
 def without_caches(block: nn.Module, given: Given) -> Given:
-    """The arguments less caches of keys and values, which are empty in training."""
+    """Returns the arguments without caches of keys and values, which are empty in training."""
     names = list(inspect.signature(block.forward).parameters)
 
     def kept(name: str, value: Any) -> Any:
         return None if _is_cache(value) else False if name == "use_cache" and value else value
 
     arguments, named = given
-    # Parameters behind the names are those of *args.
+    # Arguments after the named ones belong to *args.
     positional = tuple(kept(name, value) for name, value in itertools.zip_longest(names[: len(arguments)], arguments, fillvalue=""))
     return positional, {name: kept(name, value) for name, value in named.items()}
 
 
 def with_fresh_caches(given: Given) -> Given:
-    """The arguments with caches of their own, as empty as those of the notes."""
+    """Returns the arguments with copies of their caches, which are empty."""
     arguments, named = given
     fresh = {name: copy.deepcopy(value) if _is_cache(value) else value for name, value in named.items()}
     return tuple(copy.deepcopy(value) if _is_cache(value) else value for value in arguments), fresh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens once: splitting, comparing ranks, the first plan, ties in the optimizer."""
+"""The start of a pipeline: splitting, comparing ranks, the first plan, ties in the optimizer."""
 from __future__ import annotations
 
 import json
@@ -33,7 +33,7 @@ def split_of(
     limits: bool,
     optimizer: Optional[torch.optim.Optimizer],
 ) -> Split:
-    """The layers of a decoder, or of a list of modules."""
+    """Returns the layers of a decoder, or of a list of modules, after checks."""
     if (model is None) == (layers is None):
         raise BadInputError("Pipeline: wanted either a model or layers=[(name, module), ...]")
     split: Split
@@ -57,7 +57,7 @@ def split_of(
 
 
 def versions() -> dict[str, str]:
-    """Those of the programs that ranks must have alike."""
+    """Returns the versions of programs that must be equal on all ranks."""
     found = {"version of dynmo": dynmo_version, "version of torch": str(torch.__version__)}
     transformers = sys.modules.get("transformers")
     return found if transformers is None else {**found, "version of transformers": transformers.__version__}
@@ -72,7 +72,9 @@ def _check_versions() -> None:
 
 
 def agreed_split(ranks: Ranks, make: Callable[[], Split]) -> tuple[Split, bool]:
-    """The split, and whether training draws random numbers. Every rank refuses what one cannot split or has otherwise."""
+    """Returns the split, and whether training draws random numbers. All ranks raise the same error if one cannot split, or if splits
+    differ.
+    """
 
     def split_and_check() -> tuple[tuple[Split, bool], dict[str, Any]]:
         split = make()
@@ -85,7 +87,7 @@ def agreed_split(ranks: Ranks, make: Callable[[], Split]) -> tuple[Split, bool]:
 
 
 def _fingerprint(split: Split) -> dict[str, str]:
-    """A digest of each layer's weights and flags."""
+    """Returns a digest of each layer's weights and requires_grad flags."""
     return {
         f"initial value or requires_grad flag in layer {layer.name}":
             f"{checks.digest({name: (p.detach(), p.requires_grad) for name, p in layer.parameters.items()}):012x}"
@@ -104,17 +106,17 @@ def describe_optimizer(optimizer: Optional[torch.optim.Optimizer]) -> dict[str, 
 
 
 def describe_plan(given: Any) -> Any:
-    """A plan as ranks compare it."""
+    """Returns a plan as text, which ranks compare."""
     return json.dumps(document_of(given), sort_keys=True, default=repr)
 
 
 def document_of(given: Any) -> Any:
-    """The document of a plan that may be a dynmo.Plan."""
+    """Returns the document of a plan, which may be a dynmo.Plan."""
     return given.document if isinstance(given, CorePlan) else given
 
 
 def seed_of(draws: bool, seed: Optional[int], ranks: Ranks) -> Optional[int]:
-    """The seed of keyed random numbers; None where training draws none."""
+    """Returns the seed of keyed random numbers, or None if training draws none."""
     if not draws:
         return None
     chosen = int(ranks.gather(torch.initial_seed())[0]) if seed is None else seed
@@ -131,7 +133,7 @@ def _has_dropout(module: nn.Module) -> bool:
 
 
 def untie_optimizer(split: Split, optimizer: Optional[torch.optim.Optimizer]) -> None:
-    """The second parameter of a tie joins the optimizer's group of the first, with a copy of its state."""
+    """Adds the second parameter of each tie to the optimizer's group of the first, with a copy of its state."""
     if optimizer is None:
         return
     for tie in split.ties:
@@ -153,7 +155,7 @@ def _bytes(layer: Layer) -> int:
 
 
 def _times(split: Split) -> list[tuple[float, float]]:
-    """Forward and backward of each layer: measured on a few tokens, or by parameters."""
+    """Returns the forward and backward seconds of each layer: measured on a few tokens, or for the user's own layers by parameters."""
     if not isinstance(split, Decoder):
         return _by_parameters(split)
     batch = selfcheck.sample_batch(split.module)
@@ -173,7 +175,7 @@ def _by_parameters(split: Split) -> list[tuple[float, float]]:
 
 
 def forward_backward(split: Split, batch: Mapping[str, Any], marks: Marks) -> None:
-    """All layers once; gradients are dropped."""
+    """Runs all layers forward and backward once. Drops the gradients."""
     context = split.begin(batch, 0)
     stamps: Stamps = []
     values: Values = {}
@@ -189,7 +191,7 @@ def forward_backward(split: Split, batch: Mapping[str, Any], marks: Marks) -> No
 
 
 def profile_of(split: Split, times: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Costs of the layers, a "dynmo-profile-1"."""
+    """Returns the costs of the layers, a "dynmo-profile-1"."""
     layers = [
         {
             "name": layer.name, "forward_s": forward, "backward_input_s": backward / 2, "backward_weight_s": backward / 2,
@@ -203,7 +205,7 @@ def profile_of(split: Split, times: Sequence[tuple[float, float]]) -> dict[str, 
 def first_plan(
     split: Split, ranks: Ranks, micro_batches: int, schedule: str, given: Any, lane: str
 ) -> Plan:
-    """The user's plan, or the planner's for times that rank 0 measures. Opens what its tensors need to go from device to device."""
+    """Returns the user's plan, or the planner's for times that rank 0 measures. Opens the channels that the plan needs."""
     ranks.use_device(split.device.device, lane)
     plan = _first_plan(split, ranks, micro_batches, schedule, given)
     ranks.open(channels_of(plan, split.ties, ranks.layout))
@@ -218,19 +220,19 @@ def _first_plan(split: Split, ranks: Ranks, micro_batches: int, schedule: str, g
     times = ranks.attempt("model: its first measurement", lambda: (_times(split) if ranks.number == 0 else [], {}))
     costs = profile_of(split, ranks.gather(times)[0])
     plan = _planned(costs, ranks.size, micro_batches, schedule)
-    ranks.agree({"first plan": plan.cut})  # processors may differ in a last bit
+    ranks.agree({"first plan": plan.cut})  # processors may round differently
     return plan
 
 
 def next_plan(split: Split, ranks: Ranks, micro_batches: int, old: Plan, measured: Optional[dict[str, Any]]) -> Plan:
-    """The planner's plan for the ranks that are left, by the costs that rank 0 has measured, else by parameters."""
+    """Returns the planner's plan for the ranks that are left. Costs are those that rank 0 has measured, else by parameters."""
     told = ranks.gather((measured, old.schedule, old.generation))
     costs, schedule, _ = told[0]
     costs = costs or profile_of(split, _by_parameters(split))
     try:
         plan = _planned(costs, ranks.size, micro_batches, schedule)
     except BadInputError:
-        plan = _planned(costs, ranks.size, micro_batches, "1f1b")  # the kind does not go with this number of ranks
+        plan = _planned(costs, ranks.size, micro_batches, "1f1b")  # the schedule does not fit this number of ranks
     ranks.agree({"plan after a loss": plan.cut})
     ranks.open(channels_of(plan, split.ties, ranks.layout))
     return replace(plan, generation=max(generation for _, _, generation in told) + 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives layers away and takes them in. Parameters stay the same objects; what they hold is swapped.
+"""Moves layers out of and into a rank. Parameters stay the same objects, and their contents are swapped.
 
-`torch.utils.swap_tensors` exchanges the contents of two parameters, so the user's optimizer, its groups, schedulers and every
-dictionary of parameters stay valid. Only `optimizer.state[parameter]` is taken out and put in.
+`torch.utils.swap_tensors` exchanges the contents of two parameters. So the user's optimizer, its groups, schedulers and every dictionary of
+parameters stay valid. Only `optimizer.state[parameter]` is removed and added.
 """
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .device import empty_on_host, to_device, to_host
 from .layers import Layer
 
 ALIGNMENT = 64
-OWN_MESSAGE = 1 << 16  # bytes: a tensor as large is sent as it is; the others of a layer are packed into one message
+OWN_MESSAGE = 1 << 16  # bytes: tensors from this size on have messages of their own; the others of a layer share one
 
 Key = tuple[str, str]  # name of a parameter or buffer, key of the optimizer's state ("" for the tensor itself)
-Entry = tuple[str, str, torch.dtype, tuple[int, ...], bool]  # and type, shape, whether it lies on a device
+Entry = tuple[str, str, torch.dtype, tuple[int, ...], bool]  # name, key, type, shape, whether it is on a device
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -35,9 +35,9 @@ def _aligned(size: int) -> int:
 
 @dataclass
 class Content:
-    """A layer with its optimizer state: its tensors, and its values that are not tensors.
+    """A layer with its optimizer state: its tensors, and its other values.
 
-    A copy lies in host memory, or is one message on a device. `of_device` says which of its tensors lay on one.
+    A copy is in host memory, or one message on a device. `of_device` names the tensors whose originals are on a device.
     """
 
     tensors: dict[Key, Tensor] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Content:
 
 @dataclass
 class Head:
-    """The types and shapes of a layer, which a receiver gets before its bytes."""
+    """The types and shapes of a layer, which a receiver gets before the bytes."""
 
     entries: list[Entry]
     values: dict[Key, Any]
@@ -58,12 +58,12 @@ class Head:
 
     @property
     def there(self) -> list[Entry]:
-        """Of tensors that lie on a device."""
+        """Returns the entries of tensors on a device."""
         return [entry for entry in self.entries if entry[4]]
 
     @property
     def on_host(self) -> Head:
-        """Without those of a device."""
+        """Returns the head without the tensors on a device."""
         return Head([entry for entry in self.entries if not entry[4]], self.values)
 
     @property
@@ -106,7 +106,7 @@ def head_of(content: Content) -> Head:
 
 
 def _on_host(tensors: dict[Key, Tensor]) -> dict[Key, Tensor]:
-    """The tensors in host memory. Those of a device are packed there, and copied at once."""
+    """Returns the tensors in host memory. Those of a device are packed there and copied together."""
     there = {key: tensor for key, tensor in tensors.items() if tensor.device.type != "cpu"}
     if not there:
         return tensors
@@ -115,7 +115,7 @@ def _on_host(tensors: dict[Key, Tensor]) -> dict[Key, Tensor]:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of tensors of one device, one behind the other, each aligned."""
+    """Returns the bytes of tensors of one device as one tensor, each aligned."""
     parts = [_bytes(tensor) for tensor in tensors]
     ends = list(itertools.accumulate(_aligned(part.numel()) for part in parts))
     flat = torch.zeros(max([ALIGNMENT, *ends]), dtype=torch.uint8, device=tensors[0].device if tensors else None)
@@ -125,7 +125,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def flat_of(content: Content, head: Head, device: torch.device) -> Tensor:
-    """What lies on a device, as one message from device to device. A copy in host memory goes there first."""
+    """Returns the layer's tensors of a device as one message on `device`. Copies in host memory are moved there first."""
     tensors = [content.tensors[entry[:2]] for entry in head.there]
     if all(tensor.device == device for tensor in tensors):
         return _flat(tensors)
@@ -133,12 +133,12 @@ def flat_of(content: Content, head: Head, device: torch.device) -> Tensor:
 
 
 def flat_room(head: Head, device: torch.device) -> Tensor:
-    """Where such a message arrives."""
+    """Returns memory for a message of flat_of()."""
     return torch.empty(max(ALIGNMENT, sum(_aligned(_size(*entry[2:4])) for entry in head.there)), dtype=torch.uint8, device=device)
 
 
 def cut(flat: Tensor, entries: Sequence[Entry]) -> dict[Key, Tensor]:
-    """Tensors one behind the other in `flat`, each aligned."""
+    """Returns views of the tensors in `flat`, which are adjacent and aligned."""
     found, offset = {}, 0
     for name, key, dtype, shape, _ in entries:
         size = _size(dtype, shape)
@@ -148,7 +148,7 @@ def cut(flat: Tensor, entries: Sequence[Entry]) -> dict[Key, Tensor]:
 
 
 def messages_of(content: Content, head: Head, behind: int) -> list[Tensor]:
-    """The layer's bytes: its large tensors as they are, then the others in one, each aligned, with `behind` bytes after them."""
+    """Returns the layer's bytes as messages: its large tensors, then one with all others, each aligned, and `behind` more bytes."""
     tensors = _on_host({entry[:2]: content.tensors[entry[:2]] for entry in head.entries})
     packed = torch.zeros(head.packed_size + behind, dtype=torch.uint8)
     offset = 0
@@ -161,7 +161,7 @@ def messages_of(content: Content, head: Head, behind: int) -> list[Tensor]:
 
 
 def room_for(head: Head, behind: int) -> tuple[Content, list[Tensor]]:
-    """Where a layer arrives: its large tensors, the others once unpack() has been called; and the messages that fill it."""
+    """Returns memory for a layer that arrives, and the messages that fill it. unpack() fills in the small tensors."""
     there = head.there
     room = empty_on_host([sum(_aligned(_size(*entry[2:4])) for entry in there)], torch.uint8) if there else torch.empty(0)
     content = Content(cut(room, there), head.values, {entry[:2] for entry in there})
@@ -183,12 +183,12 @@ def unpack(packed: Tensor, head: Head, content: Content) -> None:
 
 
 def _swap(one: nn.Parameter, other: nn.Parameter) -> None:
-    torch.clear_autocast_cache()  # has copies of other types, and weak references
+    torch.clear_autocast_cache()  # the cache has copies of other types, and weak references
     torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
 
 
 def give_away(layer: Layer, optimizer: Optional[torch.optim.Optimizer]) -> None:
-    """Frees what the layer holds here; its parameters are on meta afterwards."""
+    """Frees a layer's tensors and optimizer state on this rank. Its parameters are then on meta."""
     for parameter in layer.parameters.values():
         if parameter.device.type == "meta":
             continue
@@ -199,9 +199,9 @@ def give_away(layer: Layer, optimizer: Optional[torch.optim.Optimizer]) -> None:
 
 
 def take_in(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content, device: torch.device) -> None:
-    """Gives the layer what `content` holds; what lay on a device then lies on this rank's.
+    """Sets a layer's tensors and optimizer state to `content`. Tensors of a device are put on this rank's `device`.
 
-    Parts of one message from device to device become tensors of their own: kernels choose by alignment, and bits would depend on it.
+    Parts of one message from device to device are cloned, because kernels depend on alignment, and bits on kernels.
     """
     tensors = {
         key: tensor.clone() if tensor.device == device and not tensor.is_cpu else to_device(tensor, device) if key in content.of_device else tensor
@@ -221,14 +221,14 @@ def take_in(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: C
 
 
 def clone_of(content: Content) -> Content:
-    """A copy that shares no memory, in that of the host."""
+    """Returns a copy in host memory, which shares nothing with `content`."""
     of_device = content.of_device | {key for key, tensor in content.tensors.items() if tensor.device.type != "cpu"}
     tensors = {key: tensor.clone() for key, tensor in _on_host(content.tensors).items()}
     return Content(tensors, copy.deepcopy(content.values), of_device)
 
 
 def put_back(layer: Layer, optimizer: Optional[torch.optim.Optimizer], content: Content, device: torch.device) -> None:
-    """Gives a layer, which may be here or not, a copy of what it once held."""
+    """Sets a layer, whether it is on this rank or not, to a copy of an earlier content."""
     copied = clone_of(content)
     for name, parameter in layer.parameters.items():
         if optimizer is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interprets a rank's actions of one step over public calls of PyTorch."""
+"""Runs a rank's actions of one step, with public calls of PyTorch."""
 from __future__ import annotations
 
 import hashlib
@@ -22,13 +22,13 @@ Place = tuple[int, int]  # stage, micro-batch
 
 
 def seed_for(seed: int, layer: int, step: int, micro_batch: int) -> int:
-    """The seed of a layer's random numbers."""
+    """Returns the seed of a layer's random numbers."""
     text = f"{seed} {layer} {step} {micro_batch}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 
 class Step:
-    """One pass over the micro-batches of a batch. Gradients are added to those that are there."""
+    """One pass over the micro-batches of a batch. Gradients are added to existing ones."""
 
     def __init__(
         self,
@@ -46,22 +46,22 @@ class Step:
         self._marks, self._scale, self._number, self._seed, self._agreed = marks, scale, number, seed, agreed
         self._receives: dict[tuple[str, int, int], Arriving] = {}
         self._sends: list[Message] = []
-        self._inputs: dict[Place, Values] = {}  # those that want a gradient
+        self._inputs: dict[Place, Values] = {}  # those that need a gradient
         self._outputs: dict[Place, Values] = {}
         self._stamps: dict[Place, Stamps] = {}
-        self._queues: dict[Place, dict[int, Queue]] = {}  # of gradients of weights, by layer, where I and W are apart
-        self._gradients: dict[Place, Values] = {}  # from a stage of this rank to the one before it
+        self._queues: dict[Place, dict[int, Queue]] = {}  # weight gradients to compute in W, by layer
+        self._gradients: dict[Place, Values] = {}  # for a stage, from the next one on this rank
         self.losses: dict[int, Tensor] = {}
 
     def run(self) -> None:
-        """Performs the actions in order, and waits for what was sent."""
+        """Runs the actions in order, and waits for the sends."""
         perform = {
             "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights, "RECV_F": self._receive, "RECV_B": self._receive,
             "SEND_F": self._send_output, "SEND_B": self._send_gradient,
         }
         for action in self._program.actions:
             perform[action.kind](action)
-        with self._marks.waiting():  # for others, which is no work of this rank
+        with self._marks.waiting():  # waiting for other ranks is not this rank's work
             self._agreed()
             for message in self._sends:
                 message.wait()
@@ -70,12 +70,12 @@ class Step:
     # --- Messages. ---
 
     def _tag(self, forward: bool, boundary: int, micro_batch: int) -> tuple[int, str]:
-        """The tag of a message, and the purpose of its channel. Micro-batches have the same order on both ranks of a channel."""
+        """Returns the tag of a message, and the purpose of its channel. Both ranks of a channel have micro-batches in the same order."""
         place = (boundary * 2 + (not forward)) * self._program.micro_batches + micro_batch
         return place * (self._split.width + 1), f"{'F' if forward else 'B'}{boundary}"
 
     def _boundary(self, stage: int, micro_batch: int) -> list[Spec]:
-        """The tensors behind a stage."""
+        """Returns the tensors between a stage and the next one."""
         context = self._contexts[micro_batch]
         with self._random(0, 0):
             self._split.describe(context)
@@ -87,7 +87,7 @@ class Step:
             self._receives[key] = self._arriving(action, self._boundary(action.stage - 1, action.micro_batch), action.stage - 1)
         elif not self._split.limits:
             self._receives[key] = self._arriving(action, self._gradients_behind(action), action.stage + 1)
-        # Gradients of shapes that may change are received once the output has its shape.
+        # With limits, the receive of gradients is posted once the output's shape is known.
 
     def _gradients_behind(self, action: Action) -> list[Spec]:
         return [spec for spec in self._boundary(action.stage, action.micro_batch) if spec.has_gradient]
@@ -130,7 +130,7 @@ class Step:
 
     @contextlib.contextmanager
     def _random(self, layer: int, micro_batch: int) -> Iterator[None]:
-        """Random numbers follow from seed, layer, step and micro-batch, not from the cut."""
+        """Seeds random numbers inside by seed, layer, step and micro-batch, so that the cut does not change them."""
         if self._seed is None:
             yield
             return
@@ -139,12 +139,12 @@ class Step:
             yield
 
     def _given(self, action: Action) -> Values:
-        """What the stage before gives, cut off its graph."""
+        """Returns the input of a stage, detached from the graph of the stage before."""
         if action.stage == 0:
             return {}
         frozen = self._is_frozen(action.stage - 1)
         values = self._arrived("RECV_F", action)
-        if values is None:  # the stage before is on this rank
+        if values is None:  # the previous stage is on this rank
             before = (action.stage - 1, action.micro_batch)
             values = {name: value.detach() for name, value in self._outputs[before].items()}
             if frozen:
@@ -198,7 +198,7 @@ class Step:
             raise BadInputError("model: no parameter behind the frozen layers is trained, wanted one with requires_grad")
         with torch.autocast(self._split.device.type, enabled=False), self._marks.backward(stage.layers[-1], stamps):
             torch.autograd.backward(list(roots.values()), gradients)
-        if action.kind == "B" and place in self._queues:  # an order may have both kinds
+        if action.kind == "B" and place in self._queues:  # an order may mix B with I and W
             self._weights(action)
         given = self._inputs.pop(place, None)
         if given is not None:
@@ -207,7 +207,7 @@ class Step:
             }
 
     def _gradients_of(self, action: Action, outputs: Values) -> Values:
-        """Those of a stage's outputs, from the stage behind it."""
+        """Returns the gradients of a stage's outputs, from the next stage."""
         place = (action.stage, action.micro_batch)
         if place in self._gradients:
             return self._gradients.pop(place)

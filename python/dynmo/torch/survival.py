@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dt.Survivor: when a process of a pipeline ends, the others go on within their processes (docs/decisions/033-survivors-of-a-pipeline.md)."""
+"""dt.Survivor: if a process of a pipeline ends, the others continue (docs/decisions/033-survivors-of-a-pipeline.md)."""
 from __future__ import annotations
 
 import os
@@ -19,21 +19,21 @@ from .ranks import STORE_S, check_seconds
 from .record import Recovery, joined
 from .snapshots import LIVE, Holding, Key, Snapshots, choose, rows_of
 
-TRIES = 8  # groups that may fail in a row
-HEARD_S = 0.1  # an error of the group may be there before the news of a loss
-NEWS_S = 1.0  # other exceptions, such as those of a checkpoint
+TRIES = 8  # groups in a row that may fail
+HEARD_S = 0.1  # how much later than the group's error the news of a loss may come
+NEWS_S = 1.0  # the same after other exceptions, such as those of a checkpoint
 
 
 class Survivor:
-    """Trains a pipeline whose processes may be lost on the way. Losses and weights are those of an undisturbed run, bit for bit.
+    """Trains a pipeline whose processes may be lost meanwhile. Losses and weights are those of an undisturbed run, bit for bit.
 
     `keep`: objects with state_dict() and load_state_dict() that change from step to step, such as LR schedulers; not the optimizer.
     `every`: steps from one snapshot to the next; 0: the number with which snapshots cost 1 % of the time.
-    `silence_s`: a rank that sends no beat for so long is left out, if more than half of the ranks are left.
-    `wait_s`: how long ranks wait for each other after a loss, and for a message from then on.
+    `silence_s`: a rank that sends no beat for so many seconds is left out, if more than half of the ranks are left.
+    `wait_s`: maximum seconds that ranks wait for each other after a loss, and for a message from then on.
     `told`: called with each Recovery, on every rank that is left.
-    `endpoint`: a file in a folder that all ranks share, by which new processes join between two steps. A new process runs the same program
-    without a launcher, with Pipeline(joins=True), and begins with the step that the others are at.
+    `endpoint`: a file in a folder that all ranks share. By it new processes join between two steps. A new process runs the same program
+    without a launcher, with Pipeline(joins=True), and begins at the step of the others.
     """
 
     def __init__(
@@ -55,29 +55,30 @@ class Survivor:
         self._snapshots = Snapshots(pipe._split, pipe._ranks, pipe._mover, pipe.optimizer, keep, every, lambda: pipe._updates.begun)
         self._rows = pipe._ranks.first_layout  # members of each replica at the start
         self._keep, self._endpoint = keep, endpoint
-        self._joins = False  # this process has nothing yet of what the others have
-        self._entered = True  # a group of the others
+        self._joins = False  # whether this process has yet to receive the others' state
+        self._entered = True  # whether this process has been in a group
         self._lines: Optional[Lines] = None
         self._members: list[int] = []
         self._generation = 0
-        self._source = LIVE  # of the newest recovery: a generation, or LIVE
-        self._measured: Optional[dict[str, Any]] = None  # costs, before the newest loss
+        self._source = LIVE  # of the newest recovery: a snapshot's generation, or LIVE
+        self._measured: Optional[dict[str, Any]] = None  # costs before the newest loss
 
     @property
     def every(self) -> int:
-        """Steps from one snapshot to the next."""
+        """Returns the number of steps from one snapshot to the next."""
         return self._snapshots.every
 
     @property
     def snapshot_s(self) -> float:
-        """Seconds that the newest snapshot took."""
+        """Returns the seconds that the newest snapshot took."""
         return self._snapshots.cost_s
 
     def train(self, train_step: Callable[[int], Any], steps: int) -> list[Any]:
-        """Calls `train_step(number)` for each step that is left of `steps`; returns what it returned, by step.
+        """Calls `train_step(number)` for each step that is left of `steps`. Returns the results by step.
 
-        `train_step` does a whole step: it gets the batch of this number, calls pipe.step() once, and updates. After the loss of a rank it
-        is called again for the steps since the newest snapshot. All ranks end if one is lost in the first step, or all copies of a layer.
+        `train_step` runs a whole step: it gets the batch of this number, calls pipe.step() once, and updates. After the loss of a rank it
+        is called again for the steps since the newest snapshot. All ranks end if one is lost in the first step, or if all copies of a layer
+        are lost.
         """
         values: dict[int, Any] = {}
         pipe = self._pipe
@@ -85,7 +86,7 @@ class Survivor:
         lines = self._lines = self._open_lines()
         pipe._ranks.heard = (lambda: lines.hears_of_loss(HEARD_S)) if lines is not None else None
         pipe._ranks.asks = lines.asks if lines is not None and self._endpoint is not None else None
-        if not pipe._whole:  # in the first step ranks may differ in that
+        if not pipe._whole:  # in the first step all ranks still have all layers
             self._snapshots.note(pipe.plan, pipe.steps)
         done = False
         try:
@@ -104,7 +105,7 @@ class Survivor:
     # --- Inside. ---
 
     def _open_lines(self) -> Optional[Lines]:
-        """Connections to all ranks; of a process that joins, to those that let it in."""
+        """Returns connections to all ranks. A process that joins gets connections to the ranks that let it in."""
         ranks = self._pipe._ranks
         self._joins, self._entered = self._pipe._joins, not self._pipe._joins
         if self._joins:
@@ -117,14 +118,14 @@ class Survivor:
         return Lines(ranks, self._silence_s) if ranks.world > 1 or self._endpoint is not None else None
 
     def _open_endpoint(self) -> None:
-        """Lets processes in, if this is the lowest rank."""
+        """Lets processes join, if this is the lowest rank."""
         lines = self._lines
         if lines is not None and self._endpoint is not None and self._members[0] == lines.member and not lines.is_open:
             own = joining.settings_of(self._pipe, self._keep)
             lines.open(open_endpoint(self._endpoint, lines.address, lambda asked: joining.refusal(own, asked), {"rows": self._rows}))
 
     def _go(self, train_step: Callable[[int], Any], steps: int, values: dict[int, Any]) -> bool:
-        """Runs the steps that are left; returns whether all are done, or a rank is lost."""
+        """Runs the steps that are left. Returns False if a rank is lost or joins before they are done."""
         pipe = self._pipe
         try:
             while pipe.steps < steps:
@@ -134,7 +135,7 @@ class Survivor:
                     raise BadInputError(f"train_step: {pipe.steps - number} calls of pipe.step(), wanted one")
                 self._snapshots.note(pipe.plan, pipe.steps, changes=pipe._asked)
                 if pipe._asked and pipe.steps < steps:
-                    pipe._ranks.gather(None)  # all ranks have done this step
+                    pipe._ranks.gather(None)  # waits until all ranks have done this step
                     return False
                 if self._snapshots.is_due(pipe.steps):
                     self._snapshots.take(self._generation, pipe.plan, pipe.steps)
@@ -144,7 +145,7 @@ class Survivor:
             raise
         except Exception as error:
             if self._lines is not None and pipe.steps >= steps and self._lines.done:
-                return True  # a rank that is done knows that all are
+                return True  # a rank is done only if all are
             if not self._is_loss(error):
                 raise
             _forget(error)
@@ -156,7 +157,7 @@ class Survivor:
         return self._lines.hears_of_loss(NEWS_S)
 
     def _recover(self) -> bool:
-        """Goes on with the ranks that are left; returns whether a step may be left to do."""
+        """Continues with the ranks that are left. Returns False if all steps are already done."""
         begin = perf_counter()
         before, reached = self._members, self._pipe.steps
         for number in range(TRIES):
@@ -184,14 +185,14 @@ class Survivor:
         self._record(recovery)
         try:
             self._open_endpoint()
-        except BadInputError as error:  # those that train do not need it
+        except BadInputError as error:  # training does not need the endpoint
             warnings.warn(f"rank {self._member}: no process can join from here on: {error}")
         if self._told is not None:
             self._told(recovery)
         return True
 
     def _record(self, recovery: Recovery) -> None:
-        """Lets the files of the run go on; training does not wait for files that cannot."""
+        """Records a recovery in the run's files. If that fails, training continues without them."""
         record, lines = self._pipe._record, self._lines
         assert lines is not None
         if record is None:
@@ -204,7 +205,9 @@ class Survivor:
             warnings.warn(f"rank {self._member}: it writes no more files of the run: {error}")
 
     def _try(self, store_s: float) -> str:
-        """Forms the next group, whose store is reached within `store_s`, and brings it back to a snapshot; returns why that cannot be."""
+        """Forms the next group and brings it back to a snapshot. Returns why that is impossible, or "". `store_s` limits the wait for
+        its store.
+        """
         pipe, lines = self._pipe, self._lines
         assert lines is not None
         pipe._ranks.drop()
@@ -245,7 +248,7 @@ class Survivor:
         return ""
 
     def _tell(self, key: Key, told: "Sequence[Holding | None]") -> None:
-        """Tells processes that join what all others have alike."""
+        """Sends processes that join the state that is equal on all others."""
         if all(holding is not None for holding in told):
             return
         first = next(number for number, holding in enumerate(told) if holding is not None)
@@ -279,7 +282,7 @@ class Survivor:
 
 
 def _forget(error: Optional[BaseException]) -> None:
-    """Drops what the frames of an error hold: requests of the old group, and graphs that hold parameters."""
+    """Frees what the frames of an error hold: requests of the old group, and graphs that hold parameters."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None

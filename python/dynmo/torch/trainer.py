@@ -27,10 +27,10 @@ try:
 except ImportError as _error:
     raise ImportError("dynmo.torch.PipelineTrainer: transformers is missing, wanted 5: pip install 'transformers[torch]'") from _error
 
-FOLDER = "pipeline"  # in a checkpoint
+FOLDER = "pipeline"  # in a checkpoint's folder
 OPTIONS = ("plan", "schedule", "balance", "balancer", "run", "metrics", "metrics_port", "peak_flops", "log", "log_level", "seed", "timeout_s", "lane")
-FIXED = ("interleaved", "adaptive")  # their orders are for one number of micro-batches
-OF_A_RANK = ("local_rank", "report_to", "run_name", "disable_tqdm", "log_level", "log_level_replica")  # arguments that ranks may have otherwise
+FIXED = ("interleaved", "adaptive")  # schedules for a fixed number of micro-batches
+OF_A_RANK = ("local_rank", "report_to", "run_name", "disable_tqdm", "log_level", "log_level_replica")  # may differ between ranks
 PARTS = "a rank has a part of the model"
 REFUSED = {
     "fsdp": "the pipeline divides the model; leave it out",
@@ -50,12 +50,12 @@ REFUSED = {
 
 
 def _is_here(model: Any) -> bool:
-    """Whether this rank has all of the model."""
+    """Returns whether this rank has all layers of the model."""
     return all(parameter.device.type != "meta" for parameter in model.parameters())
 
 
 class _Whole(nn.Module):
-    """What the Trainer takes for the wrapped model. It runs as long as this rank has all of it."""
+    """The wrapped model for the Trainer. It can run only while this rank has all layers."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
@@ -72,23 +72,24 @@ class PipelineTrainer(Trainer):
     """A Trainer for scripts under torchrun, with the losses, weights and logs of one process, bit for bit.
 
     `gradient_accumulation_steps` is the number of micro-batches. `pipeline` has options of Pipeline: plan, schedule, balance, balancer,
-    run, metrics, metrics_port, peak_flops, log, log_level, seed, timeout_s. `pipe` is the Pipeline from the first call of train(), and `moves` are those that it made. A checkpoint
-    has weights as the Trainer writes them, and in its folder `pipeline` the state for any number of ranks.
+    run, metrics, metrics_port, peak_flops, log, log_level, seed, timeout_s, lane. `pipe` is the Pipeline, from the first call of train()
+    on. `moves` are the moves that it made. A checkpoint has weights as the Trainer writes them, and in its folder `pipeline` the state for
+    any number of ranks.
     """
 
     def __init__(self, *arguments: Any, pipeline: Optional[Mapping[str, Any]] = None, **named: Any) -> None:
         self.pipe: Optional[Pipeline] = None
         self.moves: list[Move] = []
         self._options = dict(pipeline or {})
-        self._losses: list[Tensor] = []  # of micro-batches that the Trainer has not asked for
+        self._losses: list[Tensor] = []  # of micro-batches that training_step() has yet to return
         self._samples: list[Any] = []
-        self._piped = False  # whether a batch of the pipeline is prepared
+        self._piped = False  # whether a batch for the pipeline is being prepared
         if unknown := sorted(self._options.keys() - set(OPTIONS)):
             raise BadInputError(f"pipeline: {unknown[0]}, wanted {', '.join(OPTIONS)}")
         super().__init__(*arguments, **named)
 
     def create_accelerator_and_postprocess(self) -> None:
-        from accelerate.utils import DistributedType  # without it TrainingArguments have said what is missing
+        from accelerate.utils import DistributedType  # if it is missing, TrainingArguments have raised before
 
         for name, why in REFUSED.items():
             if value := getattr(self.args, name, None):
@@ -97,10 +98,10 @@ class PipelineTrainer(Trainer):
             raise BadInputError(f"TrainingArguments: {self.args.mixed_precision}, which needs a GradScaler or more, wanted bf16=True or neither")
         state: Any = self.args.distributed_state
         state.distributed_type, state.num_processes = DistributedType.NO, 1
-        if state.backend is None:  # accelerate has none for this device, and takes each process for the first
+        if state.backend is None:  # accelerate has none for this device, and takes each process as the first
             state.process_index = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
             state.local_process_index = int(os.environ.get("LOCAL_RANK", state.process_index))
-        if self.args.n_gpu > 1:  # devices that this process sees, over which DataParallel would divide a batch
+        if self.args.n_gpu > 1:  # several visible devices, over which DataParallel would divide a batch
             self.args._n_gpu = 1
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
@@ -143,7 +144,7 @@ class PipelineTrainer(Trainer):
 
     def _get_dataloader(self, *arguments: Any, **named: Any) -> Any:
         state: Any = self.args.distributed_state
-        rank, state.process_index = state.process_index, 0  # seeds of loading processes follow from it
+        rank, state.process_index = state.process_index, 0  # seeds of data loading depend on it
         try:
             return super()._get_dataloader(*arguments, **named)
         finally:
@@ -154,12 +155,12 @@ class PipelineTrainer(Trainer):
             self.moves.append(move)
             logging.getLogger(__name__).info("step %d: %s", self.state.global_step, move)
         self._losses.clear()
-        self._tr_loss = self._tr_loss.to(CPU)  # the Trainer asks if each loss is finite, which waits for a device
+        self._tr_loss = self._tr_loss.to(CPU)  # the Trainer tests it each step, which would wait for a device
         self._samples, items = super().get_batch_samples(epoch_iterator, num_batches, CPU)
         return self._samples, items
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Runs the whole step when the Trainer begins its first micro-batch; returns the loss of one."""
+        """Runs the whole step when the Trainer begins the first micro-batch. Returns the loss of one micro-batch in each call."""
         if not self._losses:
             from accelerate.utils.memory import clear_device_cache
 
@@ -232,7 +233,7 @@ class PipelineTrainer(Trainer):
             torch.save(scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        if self.args.should_save:  # all ranks have the same
+        if self.args.should_save:  # equal on all ranks
             super()._save_rng_state(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -244,7 +245,7 @@ class PipelineTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: Optional[str]) -> None:
         if checkpoint is None or self.pipe is None:
             return
-        if not os.path.isdir(os.path.join(checkpoint, FOLDER)):  # one of the Trainer itself
+        if not os.path.isdir(os.path.join(checkpoint, FOLDER)):  # written by the Trainer itself
             super()._load_optimizer_and_scheduler(checkpoint)
         else:
             self.pipe.load(os.path.join(checkpoint, FOLDER))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the user's optimizer: gradients must be those of the newest step, of which torch's clip_grad_norm_ sees a rank's part only."""
+"""Watches the user's optimizer. Gradients must be those of the newest step, because torch's clip_grad_norm_ sees only a rank's part."""
 from __future__ import annotations
 
 import weakref
@@ -16,18 +16,18 @@ from .ranks import Ranks
 
 
 class Updates:
-    """Used by the pipeline's thread, and by hooks of its optimizer."""
+    """The optimizer's updates. Used by the pipeline's thread, and by hooks of its optimizer."""
 
     def __init__(self, split: Split, ranks: Ranks, optimizer: Optional[torch.optim.Optimizer]) -> None:
         self._split, self._ranks = split, ranks
         self._versions: dict[str, int] = {}
-        self.times: Optional[Times] = None  # where updates are timed
+        self.times: Optional[Times] = None  # None if updates are not timed
         self.begun = 0
         if optimizer is not None:
             self._watch(optimizer)
 
     def note(self) -> None:
-        """Notes the gradients as they are, for the optimizer's next step."""
+        """Stores the versions of the gradients before the optimizer's next step."""
         self._versions = {
             name: parameter.grad._version
             for layer in self._split.layers
@@ -39,11 +39,11 @@ class Updates:
         self._versions = {}
 
     def kept(self, name: str, parameter: nn.Parameter) -> bool:
-        """Whether the gradient is there as it was noted."""
+        """Returns whether the gradient exists and has not changed since note()."""
         return parameter.grad is not None and self._versions.get(name) == parameter.grad._version
 
     def check_taken(self) -> None:
-        """Sums of the step before would be summed again."""
+        """Raises BadInputError if gradients of the previous step are left, because they would be summed again."""
         for layer in self._split.layers:
             for name, parameter in layer.parameters.items():
                 if self.kept(name, parameter):
