@@ -39,7 +39,7 @@ Expected<plan::Costs> sliced_costs(const Job& job, const plan::Costs& costs, std
   return sliced;
 }
 
-// The scenario with a key changed, as plan/question/advice.h replays it.
+// Makes the changes of a scenario's keys that plan/question/advice.h replays.
 class Changes {
  public:
   Changes(const Job& job, const plan::Costs& costs, const cost::Cluster& planned)
@@ -78,7 +78,7 @@ class Changes {
                       .cluster = std::move(grid->planned),
                       .micro_batches = job_.scenario.training.micro_batches});
   }
-  // Half of a latency, twice a bandwidth, as far as the text of the value says it.
+  // Adds half of a latency, or twice a bandwidth, as exactly as the text of the value has it.
   void add_latency(plan::AdviceKey key, Number number, double now_s) {
     std::string value = fmt::format("{:.3g}us", now_s / 2 * 1e6);
     Scenario::Cluster other = job_.scenario.cluster;
@@ -96,7 +96,8 @@ class Changes {
     other.*number = *parsed;
     add_cluster(key, std::move(value), other);
   }
-  // Fewer, larger messages with the same tokens. Measured layers are as large as they are.
+  // Adds fewer, larger micro-batches with the same tokens. Measured layers cannot change their
+  // size.
   void add_larger_micro_batches() {
     Scenario other = job_.scenario;
     const bool shaped = other.model.profile.empty() && other.dynamism.trace.empty();

@@ -36,7 +36,7 @@ class Layout {
     for (int position = 0; position < cluster_.pipeline_ranks; ++position) {
       const std::int64_t rank = number(replica, position);
       const std::int64_t on = rank / cluster_.ranks_per_node;
-      if (on != before) ++node;  // rank numbers rise along the pipeline, so a node never comes back
+      if (on != before) ++node;  // numbers rise along the pipeline, so no node comes back
       before = on;
       result.ranks.push_back({.speed = slow_.contains(rank) ? cluster_.slow_speed : 1,
                               .memory = memory_,
@@ -66,7 +66,7 @@ class Layout {
     return cluster_.order == "pipeline" ? std::int64_t{replica} * cluster_.pipeline_ranks + position
                                         : std::int64_t{position} * cluster_.data_parallel + replica;
   }
-  // Most of them.
+  // Returns the largest number of replicas that have ranks on one node.
   [[nodiscard]] double replicas_on_a_node() const {
     const int ranks = cluster_.ranks_per_node;
     const int most = cluster_.order == "pipeline"
@@ -81,7 +81,8 @@ class Layout {
   Bytes memory_;
 };
 
-// The slowest rank at each position, the most node boundaries.
+// Returns a cluster with the slowest rank at each position, and a node boundary if any kind has
+// one.
 cost::Cluster worst_of(const std::vector<ReplicaKind>& kinds) {
   cost::Cluster worst = kinds.front().cluster;
   for (std::size_t i = 0; i < worst.ranks.size(); ++i) {

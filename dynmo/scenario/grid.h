@@ -37,8 +37,8 @@ struct Grid {
 [[nodiscard]] Expected<Grid> make_grid(const Scenario::Cluster& cluster, const cost::Device& device,
                                        int replicas);
 
-// Returns the grid with replicas whose ranks of these positions have `speeds` x their speed. The
-// cluster for plans stays.
+// Returns the grid whose ranks at these positions compute at `speeds` x their speed, in every
+// replica. Grid::planned stays.
 [[nodiscard]] Grid slowed(Grid grid, const std::map<Rank, double>& speeds);
 
 // Returns the cluster of some of its ranks, in order.

@@ -28,8 +28,9 @@ struct Job {
 // and invalid parameters or shapes.
 [[nodiscard]] Expected<Job> make_job(const Scenario& scenario);
 
-// Advises on four steps, spread over the run, with all its replicas. If the scenario has events, it
-// omits fewer ranks, because events change the ranks. Returns nullopt as plan::advise() does.
+// Advises for four steps, spread over the run, with all its replicas. If the scenario has events,
+// omits advice on fewer ranks, because events change the ranks. Returns nullopt as plan::advise()
+// does.
 [[nodiscard]] std::optional<plan::Advice> advise(const Job& job);
 
 }  // namespace dynmo::scenario

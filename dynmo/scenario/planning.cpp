@@ -109,7 +109,7 @@ plan::Plan with_layers_of(plan::Plan plan, const cost::ModelCost& dense,
   int next = 0;  // layer of the model
   for (plan::PlanStage& stage : plan.stages) {
     const int first = next;
-    // The dense layer behind the stage; past the last one, all that is left is of the stage.
+    // The stage ends before the dense layer that follows it. The last stage takes all that is left.
     const int behind = stage.layers.end();
     while (next < model.size() &&
            (behind >= dense.size() || model.layers[static_cast<std::size_t>(next)].name !=
@@ -168,8 +168,8 @@ control::Profiler recorded_profiler(const dynamism::Recording& recording,
 
 namespace {
 
-// Bytes of layers by seconds that training waits for them: while a step runs all but the gradients
-// travel.
+// Returns the bytes of moved layers per second of waiting. Training waits only for their gradients:
+// the rest travels during a step.
 double moved_bytes_per_s(const cost::ModelCost& model, double bandwidth) {
   double moved = 0;
   double waited_for = 0;
@@ -183,7 +183,7 @@ double moved_bytes_per_s(const cost::ModelCost& model, double bandwidth) {
 
 }  // namespace
 
-// A layer's times of one step share their noise: it comes from the machine's clock and neighbours.
+// F, I and W of a layer have the same noise in a step, because it comes from the machine.
 cost::Observation measured(const Measuring& how, std::int64_t step, const cost::ModelCost& truth) {
   const Scenario& scenario = how.scenario;
   const Scenario::Policy& p = scenario.policy;

@@ -56,9 +56,8 @@ struct PlansInForce {
 
 // Returns the present positions in the first step, ascending. Its events come before it.
 [[nodiscard]] std::vector<int> first_ranks(const Scenario& scenario);
-// Returns the recording of a run that began with the same ranks and replicas. Its controller gets
-// the recorded measurements. So it repeats the decisions of that run if the same ranks come and go.
-// null: none.
+// Returns the recording of a run that began with the same ranks and replicas, or null. With its
+// measurements, a controller repeats the decisions of that run if the same ranks come and go.
 [[nodiscard]] const dynamism::Recording* recording_of(const dynamism::LoadModel& load,
                                                       const Scenario& scenario,
                                                       const Policy& policy);

@@ -33,9 +33,9 @@ class StepReplayer {
   StepReplayer(Grid grid, int micro_batches)
       : grid_(std::move(grid)), micro_batches_(micro_batches) {}
 
-  // Returns the result of a step whose plan recomputes the layers `again`, given costs without
-  // that. A rank holds what a second forward restores, too. The result is valid until the next
-  // call. Returns kBadInput as evaluate() and simulate() do.
+  // Returns the result of a step whose plan recomputes the layers `again`. `model` has the costs
+  // without that. A rank's memory includes what a second forward restores. The result is valid
+  // until the next call. Returns kBadInput as evaluate() and simulate() do.
   [[nodiscard]] Expected<const StepMeasure*> step(const plan::Plan& plan,
                                                   const cost::ModelCost& model,
                                                   const plan::LayerSet& again = {},

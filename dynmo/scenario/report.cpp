@@ -16,7 +16,7 @@ using Row = std::vector<std::string>;
 
 std::string percent(double share) { return fmt::format("{:.2f} %", 100 * share); }
 
-// "12.3 k", "4.56 M".
+// Returns text such as "12.3 k" or "4.56 M".
 std::string short_number(double value) {
   if (value >= 1e6) return fmt::format("{:.2f} M", value * 1e-6);
   if (value >= 1e4) return fmt::format("{:.1f} k", value * 1e-3);
@@ -48,7 +48,7 @@ Row row_of(const RunResult& run, const Comparison& comparison) {
           format_bytes(Bytes{static_cast<std::int64_t>(std::min(run.bytes_moved, 9e18))})};
 }
 
-// Every run once: dense, uniform, and the others as asked for.
+// Returns every run once: dense, uniform, and the others in the requested order.
 std::vector<const RunResult*> runs_of(const Comparison& comparison) {
   std::vector<const RunResult*> runs = {&comparison.dense, &comparison.uniform};
   for (const RunResult& run : comparison.runs) {

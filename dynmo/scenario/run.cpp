@@ -19,7 +19,7 @@
 namespace dynmo::scenario {
 namespace {
 
-// How layers go over to another rank.
+// When layers move: while a step runs, or between two steps.
 enum class Moves { kDuringStep, kAtOnce };
 
 class Run {
@@ -65,23 +65,23 @@ class Run {
  private:
   struct Costs {
     cost::ModelCost model;
-    bool fresh = true;                // those of the next step are not known
-    std::int64_t observed_step = -1;  // the newest
-    // The layers that the plan in force recomputes, and plans_.left. They follow from the plan and
-    // from measured costs, with the number of frozen layers at that time.
+    bool fresh = true;                // the costs of the next step are not known yet
+    std::int64_t observed_step = -1;  // newest observed step; -1: none
+    // The layers that plans_.now recomputes, then those of plans_.left. They follow from the plan,
+    // the measured costs and the number of frozen layers at that time.
     plan::LayerSet recomputed = {};
     plan::LayerSet recomputed_by_left = {};
     int frozen = 0;
   };
   struct Ranks {
     std::vector<int> present;  // positions, ascending
-    std::size_t offered = 0;   // there, or given back
+    std::size_t offered = 0;   // present, or given back
     std::size_t next_event = 0;
     std::map<Rank, double> speeds = {};  // by position, if an event has changed it
   };
 
   [[nodiscard]] const Scenario& scenario() const { return job_.scenario; }
-  // An error in the middle of a run, with where it was.
+  // Returns an error with the place in the run where it happened.
   [[nodiscard]] Error named(const Error& error, std::string_view what) const {
     return make_error(error.code, "policy {}, {}step {}, {} of {} ranks there: {}", policy_.name,
                       what, step_, ranks_.present.size(), scenario().cluster.pipeline_ranks,
@@ -91,7 +91,7 @@ class Run {
   [[nodiscard]] int replicas() const { return replayer_.grid().replicas; }
   [[nodiscard]] bool autonomous() const { return policy_.replanning == Replanning::kAutonomous; }
 
-  // The controller has what it needs to decide.
+  // Returns whether the controller has measurements to decide by.
   [[nodiscard]] bool decides() const { return autonomous() && controller_.profiler().steps() > 0; }
 
   control::Controller make_controller() const {
@@ -112,7 +112,7 @@ class Run {
                  propose(scenario(), policy_, dense, cluster(), there, generation));
     return with_layers_of(std::move(plan), dense, costs_.model);
   }
-  // The ranks that are there, as the controller knows them.
+  // Returns the present ranks, as the controller knows them.
   [[nodiscard]] cost::Cluster planned_ranks() const {
     if (load_.recording == nullptr) return subset(cluster(), ranks_.present);
     return recorded_cluster(*load_.recording, scenario(), ranks_.present.size(),
@@ -131,7 +131,7 @@ class Run {
     costs_.recomputed = std::move(judged.recomputed);
     return {};
   }
-  // The boundary before this step.
+  // Returns the boundary before this step.
   [[nodiscard]] control::Boundary boundary(const plan::Plan& present,
                                            const cost::Cluster& there) const {
     return {.plan = present,
@@ -157,13 +157,13 @@ class Run {
     score_.count_plan();
   }
 
-  // A move takes this time, where training waits for `bytes`.
+  // Adds the time of a move for which training waits for `bytes`.
   void charge_move(double bytes) {
     spend(&TimeSpent::move_s,
           scenario().policy.move_fixed_s + bytes / scenario().policy.move_bandwidth);
   }
 
-  // Layers go over to `next`. Every replica moves its own at the same time.
+  // Moves the layers to `next`. All replicas move theirs at the same time.
   void move_to(plan::Plan next, Moves moves) {
     const plan::Migration migration = plan::difference(plans_.now, next, costs_.model);
     const auto bytes = static_cast<double>(migration.bytes().value);
@@ -175,7 +175,7 @@ class Run {
     plans_.now = std::move(next);
   }
 
-  // A decision of the controller over the ranks that are there.
+  // Carries out a decision of the controller, which knows the present ranks only.
   Expected<void> take(control::Decision decision, Moves moves) {
     charge_plan();
     decision.plan = to_all(decision.plan, ranks_.present, cluster().size());
@@ -188,14 +188,14 @@ class Run {
     return {};
   }
 
-  // The next event of this step; null: none.
+  // Returns the next event of this step, or null.
   [[nodiscard]] const Event* due() const {
     const std::vector<Event>& events = scenario().events;
     const bool more = ranks_.next_event < events.size();
     return more && events[ranks_.next_event].step == step_ ? &events[ranks_.next_event] : nullptr;
   }
 
-  // Whether there was one.
+  // Applies the events of this step. Returns whether there was one.
   Expected<bool> apply_events() {
     const std::size_t before = ranks_.next_event;
     while (const Event* event = due()) {
@@ -263,7 +263,8 @@ class Run {
     return take(std::move(decision), Moves::kAtOnce);
   }
 
-  // Plans for the ranks that are left, as a training does: `before` is the plan that was lost.
+  // Plans for the ranks that are left, as a training does. `before` is the plan when ranks were
+  // lost.
   Expected<void> plan_after_loss(const plan::Plan& before) {
     const cost::Cluster there = planned_ranks();
     DYNMO_ASSIGN(control::AfterLoss after, controller_.after_loss(boundary(before, there)));
@@ -271,7 +272,7 @@ class Run {
     return take(std::move(after.decision), Moves::kAtOnce);
   }
 
-  // From now on the ranks of `next` are there: those of `kept`, and others that come new.
+  // Makes the ranks of `next` the present ones. Those of `kept` stay, and the others are new.
   void change_ranks(const std::vector<int>& kept, const std::vector<int>& next) {
     if (kept == ranks_.present && next == ranks_.present) return;
     std::vector<std::optional<Rank>> before;
@@ -284,10 +285,10 @@ class Run {
     }
     controller_.ranks_changed(before);
     ranks_.present = next;
-    ++plans_.now.generation;  // it numbers groups, too
+    ++plans_.now.generation;  // also numbers groups
   }
 
-  // Gives ranks back that have had no layers for long.
+  // Releases ranks that have had no layers for policy.release_after steps.
   void release() {
     const auto released = controller_.release(to_present(plans_.now, ranks_.present), step_);
     if (!released) return;
@@ -296,7 +297,8 @@ class Run {
     change_ranks(kept, kept);
   }
 
-  // New replicas get the whole state of the model, each position of its own.
+  // Sets the number of replicas. New ones receive the whole state of the model, each position its
+  // own.
   Expected<void> set_replicas(int count) {
     const int added = count - replicas();
     DYNMO_TRY(set_grid(count));
@@ -379,7 +381,7 @@ class Run {
       return seen;
     }
     const auto found = load_.recording->steps.find(step_);
-    // Beyond its end the load stays as it was.
+    // After the end of the recording the load does not change.
     return found != load_.recording->steps.end() ? found->second
                                                  : load_.recording->steps.rbegin()->second;
   }
@@ -396,7 +398,8 @@ class Run {
     return take(*std::move(decision), moves);
   }
 
-  // During the step where the ranks' memory holds the layers twice, or as it was recorded.
+  // Returns kDuringStep if the ranks' memory holds the layers twice, or if it was so in a
+  // recording.
   [[nodiscard]] Moves how_to_move(const plan::Plan& from, const plan::Plan& to) const {
     const bool during = load_.recording != nullptr
                             ? load_.recording->moving.contains(step_)
@@ -468,7 +471,7 @@ Expected<Comparison> compare(const Job& job, const std::vector<std::string>& pol
                           .step = step + 1,
                           .steps = job.scenario.training.steps});
       };
-      run_options.progress(-1);  // it begins
+      run_options.progress(-1);  // -1: the run begins
     }
     return run(job, load, policy, run_options);
   };

@@ -38,7 +38,7 @@ TomlTables tables_of(std::vector<Event>& events) {
               }};
 }
 
-// Whether one of the policies that are compared is such.
+// Returns whether `is` holds for one of the compared policies.
 template <typename Is>
 bool any_policy(const Scenario& scenario, Is is) {
   return std::ranges::any_of(scenario.policy.compare, [&](const std::string& name) {
@@ -50,7 +50,7 @@ bool any_policy(const Scenario& scenario, Is is) {
 std::vector<TomlKey> model_keys(Scenario::Model& m) {
   constexpr double kMaxSize = 1 << 24;
   const Range size = between(0, kMaxSize, "(0: the family's)");
-  // The layers that a profile or a recorded load has are those they are.
+  // The layers of a profile or of a recorded load cannot be changed by keys.
   const ActsIf shaped = when_empty("model.profile");
   const ActsIf computed = when_empty("dynamism.trace");
   const ActsIf described = when_empty("model.config");
@@ -235,7 +235,7 @@ std::string resolved(const std::string& path, const std::filesystem::path& folde
   return path.empty() || given.is_absolute() ? path : (folder / given).string();
 }
 
-// An empty file would compare all defaults, which is never intended.
+// Returns whether a text has no key. It would compare all defaults, which is never intended.
 bool says_nothing(std::string_view text) {
   for (bool comment = false; const char c : text) {
     if (c == '\n') comment = false;

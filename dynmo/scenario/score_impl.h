@@ -15,9 +15,9 @@ namespace dynmo::scenario {
 
 // The ranks that the job holds while time passes.
 struct RanksHeld {
-  std::size_t in_use = 0;   // those too without layers
-  std::size_t present = 0;  // those too that were released
-  std::size_t offered = 0;  // those too that were given back
+  std::size_t in_use = 0;   // including those without layers
+  std::size_t present = 0;  // also those that were released
+  std::size_t offered = 0;  // also those that were given back
   int replicas = 1;
 };
 
@@ -57,8 +57,8 @@ class Score {
     double end_ideal = 0;
     std::int64_t end_steps = 0;
     double rank_seconds = 0;     // in use
-    double held_seconds = 0;     // those too without layers
-    double offered_seconds = 0;  // those too that were released
+    double held_seconds = 0;     // including those without layers
+    double offered_seconds = 0;  // also those that were released
   };
   struct Unsaved {  // since the last checkpoint
     double train_s = 0;
