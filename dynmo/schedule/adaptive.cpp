@@ -13,7 +13,7 @@ namespace {
 __extension__ typedef __int128 Wide;
 
 constexpr std::int64_t kNever = ListScheduler::kStopped;
-constexpr std::int64_t kMaxTime = std::int64_t{1} << 52;  // due dates then stay inside 62 bits
+constexpr std::int64_t kMaxTime = std::int64_t{1} << 52;  // so that due dates fit 62 bits
 constexpr int kMaxParts = 1 << 18;
 
 std::int64_t parts_of(std::int64_t time, int parts) {
@@ -54,7 +54,7 @@ Expected<void> check_costs(const AdaptiveProblem& problem) {
   }
   total *= problem.shape.micro_batches;
   bytes *= problem.shape.micro_batches;
-  // The scheduler keeps a time and a rank in one number.
+  // The scheduler stores a time and a rank in one number (Wakes).
   const double max_time = std::min(static_cast<double>(kMaxTime), 0x1p61 / problem.shape.ranks);
   if (total <= max_time && bytes <= 0x1p62) return {};
   return make_error(ErrorCode::kBadInput,
@@ -104,7 +104,7 @@ Expected<void> check_limits(const AdaptiveProblem& problem) {
   return {};
 }
 
-// Selections that compilers make without a branch.
+// Selects `a` or `b`, in a form that compilers make without a branch.
 std::int64_t either(bool first, std::int64_t a, std::int64_t b) {
   return b ^ ((a ^ b) & -std::int64_t{first});
 }
@@ -119,9 +119,9 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
   const std::size_t count = stages.size();
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   ranks_.assign(ranks, RankState{});
-  wakes_.at.resize((ranks + 3) / 4 * 4);  // first_wake() takes four at a time
+  wakes_.at.resize((ranks + 3) / 4 * 4);  // first_wake() reads four at a time
   wakes_.rank_bits = static_cast<int>(std::bit_width(ranks - 1));
-  slots_.assign(count + 1, Slot{});  // and one for reads without a reader
+  slots_.assign(count + 1, Slot{});  // the last one stands for no reader
   slot_of_.resize(count);
   for (const StageShape& stage : shape.stages) ++ranks_[stage.rank.index()].end;
   int next = 0;
@@ -172,7 +172,7 @@ void ListScheduler::load(const PipelineShape& shape, std::span<const StageTiming
   }
 }
 
-// Tells every slot where its inputs come from and where its outputs go.
+// Sets for every slot the sources of its inputs and the readers of its outputs.
 void ListScheduler::connect() {
   const std::size_t count = slot_of_.size();
   const int none = static_cast<int>(count);
@@ -213,7 +213,7 @@ void ListScheduler::start(const DuePolicy& policy) {
   }
   std::fill(done_.begin(), done_.end(), kUnknown);
   std::fill_n(done_.end() - shape_.micro_batches - 1, shape_.micro_batches, 0);
-  std::int64_t reach = 0;  // of a lone F
+  std::int64_t reach = 0;  // time of a lone F to reach the slot
   for (std::size_t s = 0; s < slot_of_.size(); ++s) {
     Slot& slot = slots_[static_cast<std::size_t>(slot_of_[s])];
     reach += slot.transfer[kF];
@@ -227,7 +227,7 @@ void ListScheduler::start(const DuePolicy& policy) {
   }
   const std::int64_t turn = parts_of(reach, policy.forward);
   const std::int64_t delay = parts_of(period_, policy.weight_delay);
-  std::int64_t back = 0;  // of a lone I
+  std::int64_t back = 0;  // time of a lone I to reach the slot
   for (std::size_t s = slot_of_.size(); s-- > 0;) {
     Slot& slot = slots_[static_cast<std::size_t>(slot_of_[s])];
     if (!slot.frozen) back += slot.transfer[kI];
@@ -246,9 +246,10 @@ void ListScheduler::start(const DuePolicy& policy) {
   wakes_.at[rank] = wakes_.value(0, rank);
 }
 
-// With D_k = `ahead` of slot k, the micro-batch i at the head of slot k holds with all younger ones
-// D_k, and still needs stash_behind of k. Between two heads D only falls while the need stays, so
-// the heads are all there is to check; heads not behind this one's are not touched by its F.
+// Applies the banker's rule. With D_k = `ahead` of slot k, the micro-batch at the head of slot k
+// and all younger ones hold D_k. It still needs stash_behind of k. Between two heads D only falls,
+// and the need does not change, so checking the heads suffices. An F of this slot does not affect
+// heads that are not behind its own.
 bool ListScheduler::admits(const RankState& rank, int index) const {
   const Slot& slot = slots_[static_cast<std::size_t>(index)];
   if (slot.stash == 0) return true;
@@ -262,17 +263,18 @@ bool ListScheduler::admits(const RankState& rank, int index) const {
   return true;
 }
 
-// Chooses the rank's action at `now`. Without a slot, the rank waits until its wake time. Branches
-// on which action is due first would be mispredicted, so the loop branches on memory only.
+// Returns the rank's action at `now`. Without a slot, the rank waits until its wake time. The loop
+// has no branch on due dates, because it would be mispredicted.
 inline ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64_t now) {
   const RankState& rank = ranks_[index];
-  // Then the banker has nothing to refuse: what is ahead of a stage is held.
+  // If there is room, the banker's rule admits every F, because a stage's `ahead` is at most what
+  // is held.
   const bool roomy = rank.held + rank.stash <= lesser(rank.limit, rank.most - rank.back);
   const std::int64_t posted = rank.posted;
   std::int64_t best = -1;  // kStride x slot + kind
   std::int64_t best_due = kNever;
-  std::int64_t later_due = kNever;        // earliest due date of what is still on its way
-  std::int64_t later_arrival = kUnknown;  // when it arrives
+  std::int64_t later_due = kNever;  // earliest due date of actions whose input has yet to arrive
+  std::int64_t later_arrival = kUnknown;  // arrival of that input
   const auto consider = [&](const Slot& slot, Kind kind, std::int64_t due, std::int64_t code) {
     const std::int64_t arrival = greater(slot.ready[kind], posted) + slot.transfer[kind];
     const bool here = arrival <= now;
@@ -306,7 +308,7 @@ inline ListScheduler::Choice ListScheduler::choose(std::size_t index, std::int64
   return {};
 }
 
-// When the next input of the rank arrives that its memory admits.
+// Returns the wake time of the rank's next input that its memory admits, or kNever.
 std::int64_t ListScheduler::next_arrival(std::size_t index, std::int64_t now) const {
   const RankState& rank = ranks_[index];
   std::int64_t next = kUnknown;
@@ -330,8 +332,8 @@ void ListScheduler::note(const Slot& slot, Kind kind) {
        .micro_batch = MicroBatchId{slot.head[kind]}});
 }
 
-// The output of F or I exists from `end` on. If it is what its reader's next action waits for, that
-// one's rank wakes when it arrives.
+// Notes that the output of an F or I exists from `end` on. If the next action of its reader needs
+// it, wakes the reader's rank when it arrives.
 inline void ListScheduler::pass_on(const Slot& slot, Kind kind, int micro_batch, std::int64_t end) {
   Slot& reader = slots_[static_cast<std::size_t>(slot.reader[kind])];
   const Kind reads = slot.reads[kind];
@@ -349,8 +351,8 @@ inline void ListScheduler::place(std::size_t index, Choice choice) {
   Slot& slot = slots_[static_cast<std::size_t>(choice.slot)];
   const Kind kind = choice.kind;
   if (record_ != nullptr) note(slot, kind);
-  // If a rank has waited for one action and now runs another, it could have begun that one earlier.
-  // In the replay it does.
+  // A rank that has waited for one action, and now runs another, starts that one at its arrival, as
+  // the replay does.
   const std::int64_t arrival = greater(slot.ready[kind], rank.posted) + slot.transfer[kind];
   const std::int64_t duration = slot.duration[kind];
   const std::int64_t end = greater(rank.free, arrival) + duration;
@@ -381,10 +383,11 @@ inline void ListScheduler::place(std::size_t index, Choice choice) {
     }
     pass_on(slot, kind, micro_batch, end);
   }
-  wakes_.at[index] = wakes_.value(end, index);  // another look; what there is to run decides then
+  wakes_.at[index] = wakes_.value(end, index);  // the rank chooses again then
 }
 
-// Four minima do not wait for one another, and no comparison of times is a branch.
+// Returns the least value of Wakes. Four minima are independent of one another, and no comparison
+// is a branch.
 inline std::int64_t ListScheduler::first_wake() const {
   std::int64_t min[4] = {kNever, kNever, kNever, kNever};
   for (std::size_t r = 0; r < wakes_.at.size(); r += 4) {

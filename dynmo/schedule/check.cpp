@@ -15,8 +15,8 @@ using MaybeFault = std::optional<Fault>;
 using enum ActionKind;
 
 constexpr int kAbsent = ActionIndex::kAbsent;
-constexpr std::size_t kLongList = 40;  // longest line a reader takes in whole
-constexpr int kAround = 6;             // actions shown around a mark of longer ones
+constexpr std::size_t kLongList = 40;  // longest list that is shown as a whole
+constexpr int kAround = 6;             // actions shown around a mark in longer ones
 
 int position_of(const int* row, ActionKind kind) { return row[static_cast<std::size_t>(kind)]; }
 
@@ -41,7 +41,7 @@ MaybeFault check_form(const Schedule& schedule) {
   return std::nullopt;
 }
 
-// Rule 1 for one action; fills its slot.
+// Checks rule 1 for one action, and stores its position.
 MaybeFault place(ActionIndex& index, Position here, const Action& action) {
   const auto fault = [&](std::string_view problem) {
     return Fault{fmt::format("{} on rank {} {}", to_string(action), here.rank, problem), {here}};
@@ -81,7 +81,7 @@ MaybeFault check_actions(ActionIndex& index) {
   return std::nullopt;
 }
 
-// Rule 2.
+// Checks rule 2.
 MaybeFault check_complete(const ActionIndex& index) {
   constexpr std::array kOnce = {kForward, kSendActivation, kReceiveActivation, kSendGradient,
                                 kReceiveGradient};
@@ -116,7 +116,7 @@ MaybeFault check_complete(const ActionIndex& index) {
   return std::nullopt;
 }
 
-// Two actions of one rank that must stand in this order; fine if either is not there.
+// Checks that two actions of one rank are in this order, if both exist.
 MaybeFault ordered(const ActionIndex& index, const Action& first, const Action& second,
                    std::string_view reason) {
   const Position a = index.position(first);
@@ -148,23 +148,23 @@ constexpr std::array kOrderRules = {
     OrderRule{kInputGradient, kSendGradient, kValueFirst},
 };
 
-// B or I: what makes the gradient of a stage's input.
+// Returns B or I: the action that computes the gradient of a stage's input.
 Action gradient_of(const ActionIndex& index, std::size_t stage, std::size_t micro_batch) {
   const bool whole = position_of(index.row(stage, micro_batch), kBackward) != kAbsent;
   return make_action(whole ? kBackward : kInputGradient, stage, micro_batch);
 }
 
-// B or W: what adds to a stage's weight gradients.
+// Returns B or W: the action that adds to a stage's weight gradients.
 Action weights_of(const ActionIndex& index, std::size_t stage, std::size_t micro_batch) {
   const bool whole = position_of(index.row(stage, micro_batch), kBackward) != kAbsent;
   return make_action(whole ? kBackward : kWeightGradient, stage, micro_batch);
 }
 
-// Rule 3 for one (stage, micro-batch).
+// Checks rule 3 for one (stage, micro-batch).
 MaybeFault check_order(const ActionIndex& index, std::size_t s, std::size_t m) {
   const int* row = index.row(s, m);
   for (const OrderRule& rule : kOrderRules) {
-    // The positions first: most pairs are in order, and naming them costs.
+    // Compares positions first, because most pairs are in order, and making the actions takes time.
     const int first = position_of(row, rule.first);
     const int second = position_of(row, rule.second);
     if (first < second || second == kAbsent) continue;
@@ -199,8 +199,8 @@ MaybeFault check_orders(const ActionIndex& index) {
   return std::nullopt;
 }
 
-// Rule 4. Every channel has M messages here, so sends fill a row of micro-batches a channel, and
-// receives are compared with it.
+// Checks rule 4. Every channel has M messages here. So the sends fill a row of micro-batches for
+// each channel, and the receives are compared with it.
 MaybeFault check_channels(const ActionIndex& index) {
   const auto channels = static_cast<std::size_t>(channel_count(index.schedule().shape));
   std::vector<std::int32_t> sent(channels * index.micro_batches());

@@ -28,7 +28,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
 }
 
-// The part of `rest` before the next `separator`; takes both away from it.
+// Removes from `rest` the part before the next separator, and the separator. Returns the part.
 std::string_view next_part(std::string_view& rest, char separator) {
   const std::size_t end = std::min(rest.find(separator), rest.size());
   const std::string_view part = rest.substr(0, end);
@@ -36,7 +36,7 @@ std::string_view next_part(std::string_view& rest, char separator) {
   return part;
 }
 
-// Short and on one line, whatever was given. What this changes is no action before nor after.
+// Returns a bad cell, shortened and without control characters, for a message.
 std::string shown(std::string_view text) {
   std::string result(text.substr(0, kMaxShown));
   if (text.size() > kMaxShown) result += "...";
@@ -45,7 +45,8 @@ std::string shown(std::string_view text) {
   return result;
 }
 
-// Such as 0UNSHARD; PyTorch reads, but does not write, a micro-batch behind it.
+// Returns whether a cell is left out, such as 0UNSHARD. A micro-batch may follow, which PyTorch
+// reads but does not write.
 bool is_ignored(std::string_view cell) {
   const std::size_t letters = cell.find_first_not_of(kDigits);
   if (letters == 0 || letters == std::string_view::npos) return false;
@@ -54,7 +55,7 @@ bool is_ignored(std::string_view cell) {
   return std::find(kIgnored.begin(), kIgnored.end(), kind) != kIgnored.end();
 }
 
-// Actions by row, and what they say of the pipeline.
+// Reads the actions by row, and derives the pipeline from them.
 class Reader {
  public:
   explicit Reader(std::string_view origin) : origin_(origin) {}
@@ -131,8 +132,8 @@ class Reader {
     return {};
   }
 
-  // Derives the shape of each stage from the rows that run its F. The stages are no more than a few
-  // an action.
+  // Returns the shape of each stage, by the row that runs its F. The number of stages is bounded by
+  // that of actions.
   [[nodiscard]] Expected<std::vector<StageShape>> stage_shapes(std::size_t stages) const {
     constexpr std::int32_t kNowhere = -1;
     std::vector<StageShape> shapes(stages, {.rank = Rank{kNowhere}, .frozen = true});

@@ -31,7 +31,7 @@ struct CsvSchedule {
 // lower() if the schedule is compute-only.
 //
 // Fails with kBadInput, which names `origin`, row and column (both from 1), or the stage. Faults
-// are a cell that is no action, a stage without F, and one with F in two rows. Far more stages x
+// are a cell that is no action, and a stage without F or with F in two rows. Far more stages x
 // micro-batches than actions are a fault, too. Other faults are those of validate(PipelineShape).
 [[nodiscard]] Expected<CsvSchedule> read_csv(std::string_view text, std::string_view origin);
 

@@ -9,8 +9,8 @@ namespace {
 
 using enum ActionKind;
 
-// Replays rendezvous messages without times. Runs every rank until it blocks, and wakes it when its
-// message is sent. The time is linear, because a rank blocks at most once a message.
+// Replays rendezvous messages without times. Runs every rank until it blocks, and again once its
+// message is sent. The time is linear, because a rank blocks at most once for each message.
 class Replay {
  public:
   explicit Replay(const ActionIndex& index)
@@ -48,14 +48,14 @@ class Replay {
     }
   }
 
-  // An odd number of cache lines, so that messages of one micro-batch do not share a place in the
-  // cache.
+  // Returns an odd number of cache lines, so that messages of one micro-batch use different sets of
+  // the cache.
   static std::size_t padded(std::size_t micro_batches) {
     constexpr std::size_t kLine = 64;
     return ((micro_batches / kLine + 1) | 1) * kLine;
   }
 
-  // A number of its own for every message.
+  // Returns the number of a message, which no other one has.
   [[nodiscard]] std::size_t message(const Action& send) const {
     const std::size_t gradient = send.kind == kSendGradient ? 1 : 0;
     return (2 * send.stage.index() + gradient) * padded(index_.micro_batches()) +
@@ -72,14 +72,15 @@ class Replay {
     ready_.push_back(receiver);
   }
 
-  // Its receive is posted already (rule 3), so the message has passed once it is sent.
+  // Returns whether the message of a compute action has passed. Its receive is posted (rule 3), so
+  // that holds once it is sent.
   [[nodiscard]] bool arrived(const Action& compute) const {
     const ActionKind receive = compute.kind == kForward ? kReceiveActivation : kReceiveGradient;
     if (compute.kind == kWeightGradient || !index_.may(compute.stage.index(), receive)) return true;
     return sent_[message(awaited_send(compute))] != 0;
   }
 
-  // The peer of the receive that a compute action waits for.
+  // Returns the send that a compute action waits for.
   [[nodiscard]] static Action awaited_send(const Action& compute) {
     const bool forward = compute.kind == kForward;
     return {.kind = forward ? kSendActivation : kSendGradient,
@@ -87,7 +88,8 @@ class Replay {
             .micro_batch = compute.micro_batch};
   }
 
-  // Every blocked rank waits for a send on another blocked rank, so following them ends in a cycle.
+  // Returns the cycle of ranks that wait for one another. Every blocked rank waits for a send of
+  // another blocked rank, so following them reaches it.
   [[nodiscard]] Fault deadlock(std::size_t rank) const {
     std::vector<bool> seen(next_.size(), false);
     for (; !seen[rank]; rank = blocker(rank)) seen[rank] = true;
@@ -111,8 +113,8 @@ class Replay {
 
   const ActionIndex& index_;
   std::vector<std::size_t> next_;     // by rank: first action that is not done
-  std::vector<std::size_t> awaited_;  // by rank: the message it is blocked on
-  std::vector<char> sent_;            // by message: less to look at than where its send stands
+  std::vector<std::size_t> awaited_;  // by rank: the message that blocks it
+  std::vector<char> sent_;            // by message: smaller than the position of its send
   std::vector<std::size_t> ready_;
 };
 

@@ -10,7 +10,7 @@ namespace dynmo::schedule {
 namespace {
 
 // Appends `ahead` forwards, then forwards and backwards alternately, then the remaining backwards.
-// GPipe is the case of all forwards ahead.
+// GPipe has all forwards ahead.
 void append_order(StageOrder order, int micro_batches, int ahead) {
   for (int m = 0; m < ahead; ++m) order.forward(m);
   for (int m = ahead; m < micro_batches; ++m) {
@@ -20,7 +20,7 @@ void append_order(StageOrder order, int micro_batches, int ahead) {
   for (int m = micro_batches - ahead; m < micro_batches; ++m) order.backward(m);
 }
 
-// ZB-H1: 1F1B with the backwards apart, each W put off by `deferred` micro-batches.
+// Appends ZB-H1: 1F1B with I and W apart, each W delayed by `deferred` micro-batches.
 void append_split_order(StageOrder order, int micro_batches, int ahead, int deferred) {
   for (int m = 0; m < ahead; ++m) order.forward(m);
   for (int m = 0; m < micro_batches; ++m) {

@@ -9,11 +9,11 @@ namespace dynmo::schedule {
 namespace {
 
 struct Turn {
-  int lap = 0;  // which of the rank's stages
+  int lap = 0;  // index among the rank's stages
   int micro_batch = 0;
 };
 
-// The turns of the forwards, the same on every rank. Backwards take them with the laps reversed.
+// Returns the order of the forwards, equal on every rank. Backwards use it with the laps reversed.
 std::vector<Turn> turns(int micro_batches, int laps, int group_size) {
   std::vector<Turn> order;
   order.reserve(static_cast<std::size_t>(micro_batches) * static_cast<std::size_t>(laps));
@@ -96,7 +96,7 @@ Expected<void> append_interleaved(Schedule& schedule, int group_size) {
   const int ranks = ranks_in_use(shape);
   DYNMO_TRY(check_loop(shape, ranks));
   const int laps = static_cast<int>(shape.stages.size()) / ranks;
-  // With one stage a rank there are no turns to take.
+  // With one stage a rank the group size does not matter.
   const int group = group_size == 0 || laps == 1 ? ranks : group_size;
   if (laps > 1) DYNMO_TRY(check_groups(ranks, shape.micro_batches, group));
   const std::vector<Turn> order = turns(shape.micro_batches, laps, group);

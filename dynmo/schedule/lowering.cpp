@@ -7,7 +7,7 @@
 namespace dynmo::schedule {
 namespace {
 
-// Which messages each stage has: asked for once an action.
+// The kinds of messages of each stage, stored because every action asks for them.
 class Messages {
  public:
   explicit Messages(const PipelineShape& shape) : has_(shape.stages.size()) {
@@ -36,7 +36,7 @@ class Messages {
     list.push_back({.kind = kind, .stage = compute.stage, .micro_batch = compute.micro_batch});
   }
 
-  std::vector<unsigned> has_;  // a bit a kind
+  std::vector<unsigned> has_;  // by stage, a bit for each kind
 };
 
 std::vector<Action> lower_rank(const Messages& messages, const std::vector<Action>& compute) {

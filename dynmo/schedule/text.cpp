@@ -25,7 +25,7 @@ std::optional<std::int32_t> parse_number(std::string_view digits) {
   return number;
 }
 
-// Which actions of a rank a grid shows; without a context all of them.
+// Returns which actions of a rank are shown: those near a mark, or all without a context.
 std::vector<bool> shown(std::size_t actions, const std::vector<bool>& marks, int context) {
   if (context < 0) return std::vector<bool>(actions, true);
   std::vector<bool> result(actions, false);
@@ -38,7 +38,7 @@ std::vector<bool> shown(std::size_t actions, const std::vector<bool>& marks, int
   return result;
 }
 
-// The cells of one line.
+// Returns the cells of one line.
 std::vector<std::string> cells(const std::vector<Action>& actions, const std::vector<bool>& marks,
                                int context) {
   const std::vector<bool> visible = shown(actions.size(), marks, context);
@@ -58,7 +58,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& lines) {
   std::vector<std::size_t> widths;
   for (const auto& line : lines) {
     if (widths.size() < line.size()) widths.resize(line.size(), 0);
-    // The last cell of a line pushes nothing to the right.
+    // The last cell of a line needs no column width.
     for (std::size_t c = 0; c + 1 < line.size(); ++c) {
       widths[c] = std::max(widths[c], line[c].size());
     }

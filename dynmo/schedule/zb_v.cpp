@@ -9,8 +9,8 @@
 namespace dynmo::schedule {
 namespace {
 
-// The stages of a rank: `there` on the way to the middle of the V, `back` on the way from it. One
-// of them may be missing. A single stage in the middle is `back`.
+// The stages of a rank: `there` before the middle of the V, `back` after it. One of them may be
+// missing. A single stage in the middle is `back`.
 struct Pair {
   std::optional<int> there;
   std::optional<int> back;
@@ -36,8 +36,8 @@ Expected<std::vector<Pair>> stages_by_rank(const PipelineShape& shape) {
   return pairs;
 }
 
-// Returns the pairs from the ends of the V to its middle. Ranks that hold two stages must nest; a
-// rank that holds one stands where its stage lies between theirs.
+// Returns the pairs from the ends of the V to its middle. The pairs of ranks with two stages must
+// nest. A rank with one stage comes where its stage lies between theirs.
 Expected<std::vector<Pair>> v_of(const PipelineShape& shape) {
   DYNMO_ASSIGN(const std::vector<Pair> by_rank, stages_by_rank(shape));
   const auto pair_of = [&](int stage) -> const Pair& {
@@ -67,8 +67,8 @@ Expected<std::vector<Pair>> v_of(const PipelineShape& shape) {
   return v;
 }
 
-// One of a rank's stages. Micro-batches from M on add no action, so the order also serves an M
-// below its length. A missing stage adds none, either.
+// Appends actions of one of a rank's stages. Ignores micro-batches from M on, so the same loops
+// serve a small M. A missing stage ignores all.
 class Way {
  public:
   Way(Schedule& schedule, std::optional<int> stage) : micro_batches_(schedule.shape.micro_batches) {
