@@ -20,15 +20,15 @@ constexpr std::int64_t kUnknown = -1;
 constexpr std::size_t kNothing = ~std::size_t{0};
 constexpr std::size_t kKinds = static_cast<std::size_t>(ActionKind::kReceiveGradient) + 1;
 
-// Both ends of one message on a channel. Small, as a replay goes through millions of them.
+// The times of one message's two ends. Small, because a replay processes millions of them.
 class Message {
  public:
-  std::int64_t free_arrival = 0;  // if messages were free and immediate: when it is sent
+  std::int64_t free_arrival = 0;  // time of its send if messages were free and immediate
 
   [[nodiscard]] bool has_arrived() const { return time_ >= 0; }
   [[nodiscard]] bool is_posted() const { return time_ < kUnknown; }
   [[nodiscard]] std::int64_t arrival() const { return time_; }
-  // The later of the ends posted so far, until it arrives.
+  // Returns the latest time at which an end was posted. Valid until the message arrives.
   [[nodiscard]] std::int64_t posted() const { return kUnknown - 1 - time_; }
   void post(std::int64_t time) {
     time_ = kUnknown - 1 - (is_posted() ? std::max(posted(), time) : time);
@@ -36,11 +36,11 @@ class Message {
   void arrive(std::int64_t time) { time_ = time; }
 
  private:
-  std::int64_t time_ = kUnknown;  // of the arrival; below that of an end that is posted
+  std::int64_t time_ = kUnknown;  // of the arrival; before it, encodes posted()
 };
 
-// Ranks go through their micro-batches together. With an odd number of cache lines a channel, the
-// messages of one micro-batch are in all parts of the cache, not in one.
+// Returns an odd number of cache lines for a channel. Ranks process the micro-batches together, so
+// the messages of one then use different sets of the cache.
 std::size_t padded(std::size_t micro_batches) {
   constexpr std::size_t kInALine = 64 / sizeof(Message);
   return ((micro_batches / kInALine + 1) | 1) * kInALine;
@@ -48,23 +48,23 @@ std::size_t padded(std::size_t micro_batches) {
 
 struct RankState {
   std::size_t next = 0;            // first action not replayed
-  std::size_t awaited = kNothing;  // message it is blocked on
+  std::size_t awaited = kNothing;  // message that blocks it
   std::int64_t clock = 0;          // end of its last compute action
   std::int64_t free_clock = 0;     // the same if messages were free and immediate
-  std::int64_t sends_end = 0;      // arrival of the latest of its sends
+  std::int64_t sends_end = 0;      // latest arrival of its sends
   std::int64_t reductions_end = 0;
   std::int64_t busy = 0;
   std::int64_t stash = 0;
   std::int64_t peak_stash = 0;
 };
 
-// When the next message may start, at each network card.
+// The time from which each network card is free.
 struct NodeState {
   std::int64_t egress_free = 0;
   std::int64_t ingress_free = 0;
 };
 
-// The inverse of schedule::channel().
+// Returns the send of a channel and micro-batch, the inverse of schedule::channel().
 Action send_on(std::size_t channel, std::size_t micro_batch) {
   const bool gradient = channel % 2 == 1;
   return {.kind = gradient ? ActionKind::kSendGradient : ActionKind::kSendActivation,
@@ -72,14 +72,14 @@ Action send_on(std::size_t channel, std::size_t micro_batch) {
           .micro_batch = MicroBatchId(static_cast<std::int32_t>(micro_batch))};
 }
 
-// Each rank runs until it needs a message that has not arrived yet, and is taken up again when it
-// has. A message that does not queue has its arrival as soon as both ends are posted: the times are
-// maxima of sums of earlier ones, whatever the order in which ranks run.
+// Runs each rank until it needs a message that has not arrived, and again when it has. A message
+// that does not queue has an arrival once both ends are posted. All times are then maxima and sums
+// of earlier ones, so the order in which ranks run does not matter.
 //
-// Messages that queue for network cards need an order, that of the moments at which both ends were
-// posted (then channel, then micro-batch). They wait until no rank can run; then the earliest has
-// its turn. No message posted later can come before it: it is posted by a rank that some queued
-// message wakes, at its arrival or after, which is not before the earliest of the queue.
+// Messages that queue for network cards are ordered by the time at which both ends were posted
+// (then channel, then micro-batch). They wait until no rank can run. Then the earliest starts. No
+// later message can precede it: the rank that posts it waits for a queued message, which arrives
+// after the earliest one has started.
 class Replay {
  public:
   Replay(const Schedule& schedule, const StepCosts& costs, const SimOptions& options)
@@ -152,7 +152,7 @@ class Replay {
     }
   }
 
-  // False if the action must wait for a message that has not arrived yet.
+  // Runs an action. Returns false if it must wait for a message that has not arrived.
   bool run_action(std::size_t rank, RankState& state, const Action& action) {
     const StepCosts::Stage& cost = costs_.stages[action.stage.index()];
     switch (action.kind) {
@@ -186,8 +186,8 @@ class Replay {
     return true;
   }
 
-  // Moves the rank's clock to the arrival on the channel, if there is one; false if that is not
-  // known yet.
+  // Advances the rank's clock to the arrival on the channel, if there is one. Returns false if the
+  // arrival is not known yet.
   bool await(RankState& state, int channel, const Action& action) {
     if (channel == StepCosts::kNoChannel) return true;
     const std::size_t index = message_of(channel, action);
@@ -229,7 +229,7 @@ class Replay {
     post(state, message);
   }
 
-  // Posts one end at the rank's clock; the second starts the transfer.
+  // Posts one end of a message at the rank's clock. The second end starts the transfer.
   void post(const RankState& state, std::size_t index) {
     Message& message = messages_[index];
     const bool second = message.is_posted();
@@ -295,11 +295,11 @@ class Replay {
   std::vector<Message> messages_;  // by channel, then micro-batch, some of none behind
   std::vector<RankState> ranks_;
   std::vector<NodeState> nodes_;
-  // Channels of a stage's sends and receives, by kind: asked for once an action.
+  // Channels of a stage's sends and receives, by kind, stored because every action asks for them.
   std::vector<std::array<int, kKinds>> channels_;
   std::vector<std::size_t> ready_;
-  // Messages whose both ends are posted and that have not had their turn: (posted, message), the
-  // earliest on top. The numbers of messages are in the order of channels, then micro-batches.
+  // Messages whose ends are posted and that have not started: (posted, message), the earliest on
+  // top. Message numbers are in the order of channels, then micro-batches.
   using Queued = std::pair<std::int64_t, std::size_t>;
   std::priority_queue<Queued, std::vector<Queued>, std::greater<>> queue_;
   ReplayResult result_;

@@ -14,7 +14,7 @@
 namespace dynmo::sim {
 namespace {
 
-// The parts of idle time are differences of these, all in nanoseconds.
+// Times in nanoseconds. The parts of idle time are differences of them.
 struct Levels {
   std::int64_t step = 0;
   std::int64_t free_step = 0;  // if messages and reductions were free and immediate
@@ -38,7 +38,7 @@ Levels levels_of(const ReplayResult& replayed, const StepCosts& costs) {
   }
   levels.step += update;
   levels.free_step += update;
-  // A higher speed cannot make a rank slower, but beyond 2^53 ns quotients are rounded to doubles.
+  // A higher speed makes no rank slower, except by the rounding of times above 2^53 ns.
   levels.even_pace = std::min(levels.even_pace, levels.pace);
   return levels;
 }
@@ -94,7 +94,7 @@ Error error_of(std::optional<schedule::Fault> fault) {
   return Error{ErrorCode::kBadInput, std::move(fault.value().message)};
 }
 
-// Requires a schedule that keeps rules 1 to 4 of the checker.
+// Replays a schedule. Requires one that keeps rules 1 to 4 of the checker.
 Expected<SimResult> simulate_lists(const schedule::Schedule& lowered,
                                    std::span<const StageCost> stages, const cost::Cluster& cluster,
                                    const SimOptions& options) {

@@ -82,7 +82,7 @@ Expected<void> check_cluster(const cost::Cluster& cluster) {
 
 double slowed(Nanoseconds time, double speed) { return static_cast<double>(time.count()) / speed; }
 
-// Speed 1 must change nothing, also where a double has no longer all nanoseconds.
+// Returns time / speed, rounded. Speed 1 changes nothing, even above 2^53 ns.
 std::int64_t rounded(Nanoseconds time, double speed) {
   return speed == 1 ? time.count() : std::llround(slowed(time, speed));
 }
@@ -92,7 +92,7 @@ struct Ends {
   Rank to;
 };
 
-// Which ranks the messages over the boundary behind stage `boundary` go between.
+// Returns the ranks between which messages cross the boundary behind stage `boundary`.
 Ends ends_of(const PipelineShape& shape, std::size_t boundary, bool gradient) {
   const Rank low = shape.stages[boundary].rank;
   const Rank high = shape.stages[boundary + 1].rank;
@@ -103,7 +103,8 @@ bool crosses_nodes(const cost::Cluster& cluster, Ends ends) {
   return cluster.ranks[ends.from.index()].node != cluster.ranks[ends.to.index()].node;
 }
 
-// A message between nodes goes at the lower bandwidth of link and network cards.
+// Returns the seconds of a message. Between nodes its bandwidth is the lower one of link and
+// network cards.
 double transfer_s(const cost::Cluster& cluster, Ends ends, Bytes bytes) {
   const cost::Link& link = cluster.link(ends.from, ends.to);
   const double bandwidth =
@@ -157,7 +158,7 @@ double fastest_used(const PipelineShape& shape, const cost::Cluster& cluster) {
   return fastest;
 }
 
-// A rank of this speed is busy for so long with the stage.
+// Returns the nanoseconds that a rank of this speed is busy with the stage in a step.
 std::int64_t busy_time(const StageCost& stage, bool frozen, int micro_batches, double speed) {
   const std::int64_t forward = rounded(stage.forward, speed);
   if (frozen) return micro_batches * forward;
@@ -179,7 +180,8 @@ StepCosts::Stage stage_of(const PipelineShape& shape, const StageCost& stage, st
           .gradient_channel = incoming(shape, ActionKind::kReceiveGradient, id)};
 }
 
-// Nodes may have any numbers: theirs here are the places in `nodes`, which is sorted.
+// Returns the costs of a channel. Its nodes are indices into `nodes`, which has all node numbers in
+// order.
 StepCosts::Channel channel_of(const cost::Cluster& cluster, const std::vector<int>& nodes,
                               Ends ends, Bytes bytes) {
   const auto node = [&](Rank rank) {

@@ -16,15 +16,15 @@ using schedule::ActionKind;
 
 constexpr std::uint32_t kNotYet = ~std::uint32_t{0};
 
-// The actions on whose ends a message is sent and its receive posted.
+// The actions at whose ends a message is sent and its receive posted.
 struct MessageEnds {
   std::uint32_t sent = kNotYet;
   std::uint32_t posted = kNotYet;
-  std::size_t waiting = kNotYet;  // rank that stands still until both are known
+  std::size_t waiting = kNotYet;  // rank that is blocked until both are known
 };
 
-// Goes through the lists in an order in which every message is known before the action that awaits
-// it: a rank runs until it needs one that is not, and goes on when it is.
+// Visits the actions in an order in which every message is known before the action that awaits it.
+// A rank runs until it needs an unknown message, and again once it is known.
 class Sorter {
  public:
   explicit Sorter(const schedule::Schedule& schedule)
@@ -34,8 +34,9 @@ class Sorter {
         next_(schedule.ranks.size(), 0),
         last_(schedule.ranks.size(), 0) {}
 
-  // Calls visit(rank, action, number of the one before on the rank, message or null, its channel)
-  // for every compute action; it returns the action's number. False if ranks wait for each other.
+  // Calls visit(rank, action, number of the action before on the rank, message or null, its
+  // channel) for every compute action. visit returns the action's number. Returns false if ranks
+  // wait for each other.
   template <typename Visit>
   [[nodiscard]] bool run(Visit visit) {
     for (std::size_t r = next_.size(); r-- > 0;) ready_.push_back(r);
@@ -152,7 +153,7 @@ Expected<Nanoseconds> StepTimer::step_time(std::span<const StageCost> stages,
   }
   ends_.resize(actions_.size() + 1);
   ends_[0] = 0;
-  std::int64_t last = 0;  // a message arrives before the action that awaits it ends
+  std::int64_t last = 0;  // a message arrives before the end of the action that awaits it
   for (std::size_t i = 0; i < actions_.size(); ++i) {
     const Compute& action = actions_[i];
     const std::int64_t arrival =
