@@ -30,7 +30,7 @@ std::size_t count_digits(std::string_view text) {
   return digits;
 }
 
-// Whether `text` is a number below 1e90 without sign and exponent, as most values are.
+// Returns whether `text` is a number below 1e90 without sign and exponent, as most values are.
 bool is_plain_number(std::string_view text) {
   constexpr std::size_t kPlain = 90;
   const std::size_t whole = count_digits(text);
@@ -42,8 +42,8 @@ bool is_plain_number(std::string_view text) {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == ','; }
 
-// Takes lines one after another. The first ones may be a header. It is known where the header ends
-// once two lines have equally many numbers.
+// Takes the lines one after another. The first ones may be a header. Its end is known once two
+// lines have equally many numbers.
 class Lines {
  public:
   Lines(std::string_view origin, Values values) : origin_(origin), values_(values) {}
@@ -218,7 +218,7 @@ Error too_long(std::string_view origin) {
                                                  origin, kMaxLine)};
 }
 
-// Takes all whole lines of `text`; returns how many bytes they have.
+// Takes all whole lines of `text`. Returns their number of bytes.
 Expected<std::size_t> take_lines(Lines& lines, std::string_view text, std::string_view origin) {
   std::size_t taken = 0;
   while (true) {
@@ -264,7 +264,7 @@ Expected<SparseTensor> read_coordinates(const std::filesystem::path& path, Value
     text.resize(rest + read);
     const bool first = lines.entries() == 0;
     DYNMO_ASSIGN(const std::size_t taken, take_lines(lines, text, origin));
-    // A little more than the first piece promises.
+    // Reserves a little more than the first piece suggests.
     if (first && taken > 0) lines.reserve((lines.entries() * (size / taken + 1)) / 64 * 65);
     text.erase(0, taken);
     if (read == 0) break;

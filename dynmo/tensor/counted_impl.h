@@ -37,7 +37,7 @@ class Counted {
   }
 
  private:
-  // Returns the spread of n groups. `whole` is the same number, or 0 if it has more bits.
+  // Returns the spread of n groups. `whole` is n as an integer, or 0 if that needs more bits.
   [[nodiscard]] Spread spread(double n, std::uint64_t whole, std::uint64_t min) const {
     const double mean = static_cast<double>(sum_) / n;
     double variance = static_cast<double>(squares_) / n - mean * mean;

@@ -8,8 +8,8 @@
 namespace dynmo::tensor {
 namespace {
 
-constexpr std::uint64_t kTail = 2048;    // the highest ranks, with a value each
-constexpr std::uint64_t kStrata = 6144;  // of all other ranks
+constexpr std::uint64_t kTail = 2048;    // the highest ranks, each with its own value
+constexpr std::uint64_t kStrata = 6144;  // groups of all other ranks, each with one value
 constexpr int kHalvings = 60;
 constexpr double kMaxShape = 60;
 
@@ -87,7 +87,7 @@ class Counts::Sums {
     double weight = 0;
     for (std::size_t i = 0; i < sums_.size(); ++i) {
       logs_.push_back(shape * counts.logits_[i]);
-      // In units of the value of rank i, so that no sum is too large or too small for a double.
+      // Uses the value of rank i as the unit, so that no sum overflows or vanishes in a double.
       const double before = i == 0 ? 0 : sums_[i - 1] * std::exp(logs_[i - 1] - logs_[i]);
       sums_[i] = before + weights[i];
       weights_below_.push_back(weight);

@@ -11,8 +11,8 @@
 namespace dynmo::tensor {
 namespace {
 
-constexpr double kLeast = -0.95;  // of an autocorrelation that is generated
-constexpr double kEven = 1.001;   // the largest over the mean, where all are alike
+constexpr double kLeast = -0.95;  // least autocorrelation that is generated
+constexpr double kEven = 1.001;   // largest max / mean at which all count as equal
 
 }  // namespace
 

@@ -12,10 +12,10 @@ namespace dynmo::tensor {
 namespace {
 
 constexpr std::size_t kBytesAnEntry = 8;
-constexpr std::size_t kFewCells = std::size_t{1} << 16;  // may always be
-constexpr std::size_t kAtOnce = 1024;                    // entries whose cells are found at once
+constexpr std::size_t kFewCells = std::size_t{1} << 16;  // always allowed
+constexpr std::size_t kAtOnce = 1024;  // entries whose cells are computed together
 
-// The number of cells, or `limit` + 1 where there are more.
+// Returns the number of cells, or `limit` + 1 if it is above `limit`.
 std::size_t cells_of(const SparseTensor& tensor, std::span<const int> modes, std::size_t limit) {
   std::size_t cells = 1;
   for (const int mode : modes) {

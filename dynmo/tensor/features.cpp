@@ -28,13 +28,13 @@ struct ValuedPlace {
   double value;
 };
 
-// part / mean; 0 where the mean is 0, or too small for the quotient to be a number.
+// Returns part / mean, or 0 if the mean is 0 or too small for the quotient.
 double relative(double part, double mean) {
   const double quotient = mean != 0 ? part / mean : 0;
   return std::isfinite(quotient) ? quotient : 0;
 }
 
-// Moments of numbers that are not whole, in one pass (Welford's).
+// Moments of real numbers, in one pass (Welford's method).
 class Measured {
  public:
   void add(double value) {
@@ -100,7 +100,8 @@ int bits_of(const SparseTensor& tensor, std::span<const int> modes) {
   return bits;
 }
 
-// The places of all entries, sorted, with the indices of `modes` in their keys, the first highest.
+// Returns the places of all entries, sorted by key. A key has the indices of `modes`, the first one
+// in its highest bits.
 template <typename Element>
 std::vector<Element> sorted_places(const SparseTensor& tensor, std::span<const int> modes) {
   using Key = decltype(Element::key);
@@ -120,8 +121,8 @@ std::vector<Element> sorted_places(const SparseTensor& tensor, std::span<const i
   return places;
 }
 
-// Statistics over groups of places with equal `key >> shift`: of their numbers of entries, their
-// numbers of different keys, and their sums of values.
+// Statistics over groups of places with equal `key >> shift`: their numbers of entries, of
+// different keys, and their sums of values.
 struct Sums {
   Counted entries = {};
   Counted fibers = {};
@@ -155,11 +156,11 @@ GroupFeatures to_features(const SparseTensor& tensor, std::vector<int> free, con
   return features;
 }
 
-// One sort finds the groups of its keys, and the groups of their upper parts.
+// A sort of all places. It finds the groups of equal keys, and the groups of equal upper parts.
 struct Sorted {
   std::vector<int> key;  // the modes of the key, the first highest
-  int coarse = -1;       // how many of them the slices fix; -1: no slices are wanted
-  bool fine = true;      // whether the groups of whole keys are wanted
+  int coarse = -1;       // number of modes in the upper part, which slices fix; -1: no slices
+  bool fine = true;      // whether groups of equal keys are wanted
 };
 struct Found {
   std::optional<GroupFeatures> fine;
@@ -183,7 +184,8 @@ Found find_in(const SparseTensor& tensor, const Sorted& sorted) {
   return found;
 }
 
-// The same without a sort, where there is room for a cell each place and no value to sum up.
+// Like find_in(), without a sort. Returns nullopt if there are values, or no room for a cell for
+// each place.
 std::optional<Found> find_in_cells(const SparseTensor& tensor, const Sorted& sorted) {
   if (!tensor.values.empty()) return std::nullopt;
   const auto outer = static_cast<std::size_t>(std::max(sorted.coarse, 0));
@@ -213,8 +215,8 @@ Found find(const SparseTensor& tensor, const Sorted& sorted) {
                    : find_in<ValuedPlace<std::uint64_t>>(tensor, sorted);
 }
 
-// The sorts that give all fibers and slices: one for each pair of modes. Fibers along mode m come
-// from the pair of m and the mode before it.
+// Returns the sorts that find all fibers and slices: one for each pair of modes. Fibers along mode
+// m come from the pair of m and the mode before it.
 std::vector<Sorted> sorts_of(const SparseTensor& tensor) {
   const int order = tensor.order();
   std::vector<Sorted> sorts;
@@ -233,16 +235,16 @@ std::vector<Sorted> sorts_of(const SparseTensor& tensor) {
   for (int mode = 0; order >= 4 && mode < order; ++mode) {
     sorts.push_back({.key = {mode}});
   }
-  // Keys of the most bytes (of 64, 32 or fewer bits) come first: the others fit where they were.
+  // The longest keys come first (of 64, 32 or fewer bits), so that the others reuse their memory.
   std::ranges::stable_sort(sorts, std::greater<>(), [&](const Sorted& sorted) {
     return std::bit_width(static_cast<unsigned>(bits_of(tensor, sorted.key)));
   });
   return sorts;
 }
 
-// Returns how many sorts may run at once. Each has a key an entry, or cells of as many bytes at
-// most, in addition to the indices. All of it and the program take less than 40 bytes an entry
-// where there are two million of them.
+// Returns how many sorts may run at once. In addition to the indices, each needs a key or a cell of
+// at most the same size for each entry. With two million entries the whole program takes less than
+// 40 bytes an entry.
 int sorts_at_once(const SparseTensor& tensor, const std::vector<Sorted>& sorts, int threads) {
   if (!tensor.values.empty()) return threads;
   constexpr int kRoom = 35;                                          // bytes an entry

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kMaxEntries = std::uint64_t{1} << 33;
 constexpr std::size_t kPieceOfText = std::size_t{1} << 20;
-constexpr std::uint64_t kDense = 8;  // from one in so many on all are passed
+constexpr std::uint64_t kDense = 8;  // if at least one of so many numbers is drawn, all are visited
 
 enum Stream : std::uint64_t {
   kSliceIds,
@@ -29,7 +29,7 @@ enum Stream : std::uint64_t {
   kValues
 };
 
-// Distinct numbers below `size`, ascending, every set equally likely.
+// Draws distinct numbers below `size`, ascending. Every set is equally likely.
 class Sample {
  public:
   void draw(std::uint64_t count, std::uint64_t size, Rng& rng, std::vector<std::uint64_t>& out) {
@@ -39,13 +39,13 @@ class Sample {
       return;
     }
     if (count >= size / kDense) {
-      // Each is taken with the share of those wanted among those left (Knuth's algorithm S).
+      // Takes each number with probability (still wanted) / (still left) (Knuth's algorithm S).
       for (std::uint64_t i = 0; out.size() < count; ++i) {
         if (rng.below(size - i) < count - out.size()) out.push_back(i);
       }
       return;
     }
-    // The first `count` different ones of a sequence of draws.
+    // Takes the first `count` different numbers of a sequence of draws.
     while (out.size() < count) {
       fresh_.clear();
       for (std::uint64_t i = out.size(); i < count; ++i) fresh_.push_back({rng.below(size)});
@@ -72,7 +72,7 @@ class Sample {
   std::vector<std::uint64_t> merged_;
 };
 
-// Digits from 1 to 9, two of each draw.
+// Draws digits from 1 to 9, two with each random number.
 class Digits {
  public:
   explicit Digits(const Rng& rng) : rng_(rng) {}
@@ -98,7 +98,7 @@ class CoordinateLines {
   void header(const std::vector<std::uint64_t>& sizes) {
     put(fmt::format("{}\n{}\n", sizes.size(), fmt::join(sizes, " ")));
   }
-  // The indices that the slice fixes; `slice` counts all slices there can be.
+  // Begins a slice with the indices that it fixes. `slice` is its number among all possible slices.
   void begin_slice(const std::vector<std::uint64_t>& sizes, std::uint64_t slice) {
     slice_.clear();
     for (std::size_t m = sizes.size() - 2, rest = slice; m-- > 0; rest /= sizes[m]) {

@@ -17,7 +17,7 @@ constexpr std::size_t kTextPiece = std::size_t{1} << 20;  // of text
 constexpr std::uint64_t kTicks = std::uint64_t{1}
                                  << 40;  // that the time of a step is shared out in
 
-// The counts of one block in one step after the other.
+// Draws the counts of all blocks in turn, step by step.
 class Drifting {
  public:
   Drifting(const CountsRequest& request, const Popularity& popularity)
@@ -66,7 +66,7 @@ class Drifting {
   Popularity popularity_;
   double fresh_;
   std::vector<double> row_;
-  std::vector<Series> series_;  // block by block
+  std::vector<Series> series_;  // by block, then expert
   std::size_t next_ = 0;        // of the next block
   bool is_first_ = true;        // step
   std::int64_t steps_;
@@ -74,7 +74,7 @@ class Drifting {
   std::int64_t step_ = 0;
 };
 
-// Writes what has gathered, once it is enough.
+// Writes the text if it has at least `enough` bytes.
 Expected<void> flush(std::string& text, std::size_t enough, const Writer& write) {
   if (text.size() < enough) return {};
   DYNMO_TRY(write(text));

@@ -28,7 +28,7 @@ struct HashOfSeries {
   }
 };
 
-// The series of the tensor along `mode`, one row each, in the order in which they occur.
+// Returns the series of the tensor along `mode` as rows, in the order in which they occur.
 Expected<std::vector<double>> series_of(const SparseTensor& tensor, int mode) {
   const auto along = static_cast<std::size_t>(mode);
   const auto steps = static_cast<std::size_t>(tensor.sizes[along]);

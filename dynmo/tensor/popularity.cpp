@@ -13,11 +13,11 @@
 namespace dynmo::tensor {
 namespace {
 
-constexpr std::size_t kMaxSample = std::size_t{1} << 21;  // counts that the fit looks at
+constexpr std::size_t kMaxSample = std::size_t{1} << 21;  // counts that the fit measures at most
 constexpr int kMaxCorrections = 60;
-constexpr int kPatience = 10;     // corrections within which the fit comes nearer,
-constexpr double kNearer = 0.99;  // by this factor: else it ends with the nearest
-constexpr double kClose = 2e-3;   // relative
+constexpr int kPatience = 10;     // the fit ends if so many corrections
+constexpr double kNearer = 0.99;  // do not reduce the distance by this factor
+constexpr double kClose = 2e-3;   // relative tolerance
 constexpr double kFits = 2e-2;
 constexpr double kAutocorrelationFits = 0.03;
 constexpr double kUnevenFits = 1e-2;
@@ -30,14 +30,14 @@ struct Measures {
   Unevenness uneven = {};  // in parts as requested; of the blocks those that were made
 };
 
-// Cuts shares, which are in proportion to exp of `logs`, down to `most` times their sum; the others
-// get what is left in proportion.
+// Limits shares, which are proportional to exp(logs), to `most` times their sum. The others divide
+// the rest in proportion.
 void cut_down(std::vector<double>& shares, const std::vector<double>& logs, double most) {
   constexpr double kSmall = 1e-9;  // of the sum: subtraction leaves few digits of less
   double total = 0;
   for (const double share : shares) total += share;
   std::vector<char> is_cut(shares.size(), 0);
-  double rest = total;  // for those that are not cut
+  double rest = total;  // left for the shares below the limit
   double sum = total;   // of their shares
   for (bool again = true; again;) {
     again = false;
@@ -71,7 +71,7 @@ struct Draws {
   std::int64_t blocks = 0;
   std::vector<float> normals;
 
-  // Which of all blocks, evenly spread over them.
+  // Returns the block of a draw. Drawn blocks are evenly spread over `all` blocks.
   [[nodiscard]] std::int64_t block_of(std::int64_t draw, std::int64_t all) const {
     return draw * all / blocks;
   }
@@ -94,7 +94,7 @@ Draws draw_of(const CountsRequest& request) {
   return draws;
 }
 
-// Sums that the measures follow from.
+// The sums from which the measures are computed.
 class SeriesSums {
  public:
   void add_series(const double* counts, std::int64_t steps, std::int64_t stride, double mean) {
@@ -128,7 +128,7 @@ class SeriesSums {
   std::int64_t steps_ = 0;
 };
 
-// Means by part, where `count` values are in as many parts.
+// Means of `count` values in equal parts.
 class PartMeans {
  public:
   PartMeans(std::size_t parts, std::int64_t count)
@@ -139,7 +139,7 @@ class PartMeans {
     sums_[part] += value;
     numbers_[part] += 1;
   }
-  // 0 of a part without values.
+  // Returns the mean of each part, 0 for a part without values.
   [[nodiscard]] std::vector<double> means() const {
     std::vector<double> all;
     for (std::size_t i = 0; i < sums_.size(); ++i) {
@@ -196,7 +196,8 @@ Measures measure(const CountsRequest& request, const Draws& draws, const Popular
   return measures;
 }
 
-// The factor by which a parameter changes, bounded so that corrections do not swing.
+// Returns the factor by which a parameter changes. It is bounded, so that corrections do not
+// oscillate.
 double correction(double wanted, double measured) {
   if (wanted <= 0) return 0;
   return std::clamp(wanted / std::max(measured, 1e-9), 0.5, 2.0);
@@ -216,7 +217,7 @@ double correct(const std::vector<double>& wanted, const std::vector<double>& fou
   const double scale = mean_of(found) / mean_of(wanted);
   double distance = 0;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (found[i] <= 0) continue;  // none was made there, or it has no spread at all
+    if (found[i] <= 0) continue;  // no value was made, or it has no spread
     distance =
         std::max(distance, std::abs(found[i] - wanted[i] * scale) / (kUnevenFits * found[i]));
     factors[i] = std::clamp(factors[i] * correction(wanted[i] * scale, found[i]), 1e-3, 1e3);
@@ -292,7 +293,7 @@ Expected<Popularity> fitted(const CountsRequest& request, std::string_view serie
                  .rho = request.autocorrelation,
                  .factors = {.steps = std::vector(request.uneven.steps.size(), 1.0),
                              .rows = std::vector(request.uneven.rows.size(), 1.0)}};
-  std::optional<Popularity> best;  // of those that are not refused
+  std::optional<Popularity> best;  // best fit so far that is not refused
   double least = 0;                // its distance
   int since = 0;                   // corrections
   Expected<void> checked;

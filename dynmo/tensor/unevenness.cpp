@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMaxRows = std::size_t{1} << 28;
 
-// The mean of each of as many equal parts as `most`, or of each value where there are fewer.
+// Returns the means of `most` equal parts, or the values themselves if there are fewer.
 std::vector<double> in_parts(const std::vector<double>& values, std::size_t most) {
   const std::size_t parts = std::min(values.size(), most);
   std::vector<double> means;
