@@ -15,9 +15,8 @@ Expected<std::vector<std::vector<std::byte>>> all_gather(Transport& transport, T
   all[self].assign(mine.begin(), mine.end());
   if (mine.empty()) return all;
 
-  // Receives first, at every rank, so that each send finds its receive however the ranks
-  // interleave. Peers in the order of distance, so that the ranks do not all talk to rank 0 at
-  // once.
+  // Every rank posts its receives first, so that each send finds its receive in any order of the
+  // ranks. Peers are in the order of distance, so that not all ranks begin with rank 0.
   std::vector<std::unique_ptr<Operation>> operations;
   for (std::size_t distance = 1; distance < size; ++distance) {
     const std::size_t from = (self + size - distance) % size;
@@ -27,8 +26,8 @@ Expected<std::vector<std::vector<std::byte>>> all_gather(Transport& transport, T
     const std::size_t to = (self + distance) % size;
     operations.push_back(transport.send(Member(static_cast<int>(to)), tag, mine));
   }
-  // All are waited for even after an error: an operation may be dropped only when the group is
-  // finished, and then these waits return at once.
+  // Waits for all, even after an error, because an operation may be destroyed early only if the
+  // group has failed. Then these waits return at once.
   std::optional<Error> first;
   for (const auto& operation : operations) {
     const auto done = operation->wait();

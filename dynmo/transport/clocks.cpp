@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kTrips = 8;
 
-// The change of an offset in this time, rounded up.
+// Returns the largest change of an offset in this time, rounded up.
 std::int64_t drift_ns(std::int64_t time_ns) {
   return std::llround(std::ceil(std::abs(static_cast<double>(time_ns)) * kMaxDrift));
 }
@@ -39,9 +39,9 @@ OffsetRange range_at(const ClockReading& reading, std::int64_t time_ns) {
   return {reading.offset_ns - error, reading.offset_ns + error};
 }
 
-// The message of every rank at the beginning and at the end.
+// The message of every rank in the first and the last round.
 struct ClockHello {
-  Digest id;  // 0: that of no other rank
+  Digest id;  // 0: no other rank has it
   std::int64_t now_ns = 0;
   ClockReading reading = {};  // against its parent in the tree
 };
@@ -56,8 +56,8 @@ Expected<std::vector<ClockHello>> gather_hellos(Transport& group, Tag tag, const
   return hellos;
 }
 
-// Receives of one peer, posted before the first of their messages is sent. So no message waits for
-// its receive, which would look like a delay of the link.
+// Receives of one peer, posted before the first message to it. So no message waits for its receive,
+// which would look like a delay of the link.
 template <typename Message>
 class PostedReceives {
  public:
@@ -71,7 +71,7 @@ class PostedReceives {
     DYNMO_TRY(receives_[i]->wait());
     return messages_[i];
   }
-  // Waits for all receives of a group that has failed. Nothing is written here afterwards.
+  // Waits for all receives after the group has failed. Then nothing writes to this memory any more.
   void abandon() {
     while (taken_ < receives_.size()) static_cast<void>(take());
   }
@@ -83,7 +83,7 @@ class PostedReceives {
 };
 
 using Question = std::byte;
-using Answer = std::array<std::int64_t, 2>;  // when the question came, and when this left
+using Answer = std::array<std::int64_t, 2>;  // arrival of the question, and departure
 
 template <typename Message>
 Expected<void> send_message(Transport& group, Member peer, Tag tag, const Message& message) {
@@ -125,7 +125,7 @@ Expected<void> answer_clock(Transport& group, Member peer, Tag tag, const RankCl
   return {};
 }
 
-// Returns the lowest rank with the clock of each rank.
+// Returns, for each rank, the lowest rank with the same clock.
 std::vector<std::size_t> clock_ranks(const std::vector<ClockHello>& hellos) {
   std::vector<std::size_t> first;
   for (std::size_t rank = 0; rank < hellos.size(); ++rank) {
@@ -136,7 +136,7 @@ std::vector<std::size_t> clock_ranks(const std::vector<ClockHello>& hellos) {
   return first;
 }
 
-// The tree: clock i asks the clock without its lowest bit.
+// Returns the parent in the tree of clocks: the index without its lowest bit.
 std::size_t parent_of(std::size_t clock) { return clock & (clock - 1); }
 
 // Asks the parent's clock and answers the children of clock `index`.
@@ -156,8 +156,8 @@ Expected<std::optional<ClockReading>> take_part(Transport& group, Tag tag, const
   return std::optional<ClockReading>();
 }
 
-// Returns the range of the offset between two ranks that two rounds of messages among all ranks
-// permit. No message is received before it was sent.
+// Returns the range of the offset between two ranks that the first and the last round permit. No
+// message is received before it was sent.
 OffsetRange refuted_range(const ClockHello& first, const ClockHello& last,
                           const ClockHello& other_first, const ClockHello& other_last) {
   return {first.now_ns - other_last.now_ns, last.now_ns - other_first.now_ns};
@@ -169,7 +169,7 @@ ClockReading reading_of(std::span<const ClockTrip> trips) {
   DYNMO_CHECK(!trips.empty(), "a trip, got none");
   std::optional<ClockReading> best;
   for (const ClockTrip& trip : trips) {
-    // The question came after it was asked, and the answer was back after it left.
+    // The question arrived after it was sent, and so did the answer.
     const OffsetRange range{trip.asked_ns - trip.received_ns, trip.back_ns - trip.answered_ns};
     const std::int64_t time_ns = trip.back_ns - trip.asked_ns;
     const std::int64_t error_ns = std::max(range.error(), std::int64_t{0}) + drift_ns(time_ns);
@@ -235,7 +235,7 @@ Expected<std::vector<ClockReading>> read_clocks(Transport& group, const RankCloc
   for (std::size_t rank = 0; rank < clock_of.size(); ++rank) {
     const std::size_t other = clock_of[rank];
     if (other == rank) continue;
-    // The whole reading, so that ranks of one clock agree to the nanosecond.
+    // Copies the whole reading, so that ranks of one clock agree to the nanosecond.
     readings[rank] = readings[other];
     const OffsetRange range = refuted_range(first[rank], last[rank], first[other], last[other]);
     if (range.low <= 0 && range.high >= 0) continue;

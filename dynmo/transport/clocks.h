@@ -34,8 +34,8 @@ struct ClockReading {
   friend bool operator==(const ClockReading&, const ClockReading&) = default;
 };
 
-// Returns the offset from the trip that left least room, by which the error is half of that trip.
-// It holds for any delays in the two directions. Requires a trip.
+// Returns the offset by the trip with the smallest error: half of its time on the way, and the
+// drift meanwhile. It holds for any delays in the two directions. Requires a trip.
 [[nodiscard]] ClockReading reading_of(std::span<const ClockTrip> trips);
 
 // A rank's clock from the first measurement of a group to the last one.
@@ -51,8 +51,8 @@ struct ClockFit {
   [[nodiscard]] ClockReading at(std::int64_t time_ns) const;
 };
 
-// The clock of this rank. The same `id` at two ranks means the same clock. An empty one is that of
-// no other rank.
+// The clock of this rank. Ranks with the same `id` have the same clock. An empty id means that no
+// other rank has it.
 struct RankClock {
   std::string id = {};
   std::function<std::int64_t()> now_ns = {};

@@ -29,7 +29,7 @@ constexpr int kLargeTrips = 3;
 
 const std::string kOrigin = "what a rank says of its host";
 
-// Half of a round trip.
+// Returns the seconds of a message: half of a round trip.
 Expected<double> message_s(Transport& group, Member peer, Tag tag, bool asks, std::size_t bytes,
                            int trips) {
   const std::vector<std::byte> there(bytes);
@@ -46,7 +46,7 @@ Expected<double> message_s(Transport& group, Member peer, Tag tag, bool asks, st
   return median(std::move(seconds));
 }
 
-// A link that is not free has been measured.
+// Returns whether a link has been measured. Otherwise it is free.
 bool is_measured(const cost::Link& link) { return link != cost::Link{}; }
 
 using Names = std::vector<std::string>;  // by rank
@@ -60,7 +60,8 @@ Names names_of(std::span<const Host> hosts) {
 // Two ranks share their host, only their switch, or neither.
 enum class Shared { kHost, kSwitch, kNothing };
 
-// The first two ranks that share just that. `switches` may be empty: one for all.
+// Returns the first two ranks that share exactly `wanted`. `switches` may be empty: then all share
+// one.
 std::optional<std::pair<int, int>> first_pair(const Names& hosts, const Names& switches,
                                               Shared wanted) {
   const auto shared = [&](std::size_t i, std::size_t j) {
@@ -75,7 +76,7 @@ std::optional<std::pair<int, int>> first_pair(const Names& hosts, const Names& s
   return std::nullopt;
 }
 
-// Measures what no rank has told of, one link after the other.
+// Measures the links that no rank has sent, one after another.
 Expected<void> measure_missing(Transport& group, Tag tag, const Names& hosts, const Names& switches,
                                cost::Cluster& cluster) {
   std::vector<std::pair<Shared, cost::Link*>> links = {{Shared::kHost, &cluster.inside_node},
@@ -152,8 +153,8 @@ Expected<std::vector<std::string>> switches_of(std::span<const Host> hosts, int 
 
 namespace {
 
-// The switches of all ranks by name, those of none where a rank does not know its own: the note
-// says why.
+// Returns the switches of all ranks by name. Returns none, and sets `note` to the reason, if a rank
+// does not know its own.
 Names known_switches(const Transport& group, std::span<const Host> hosts, int positions,
                      std::string& note) {
   std::string fault;
@@ -185,7 +186,7 @@ Expected<std::vector<Host>> read_hosts(const std::vector<Json>& all) {
   return hosts;
 }
 
-// The share of its device that each position of a replica has, the least of its replicas.
+// Returns the memory of each position: the least share of a device among its replicas.
 std::vector<Bytes> device_shares(std::span<const Host> hosts, int positions) {
   std::map<std::pair<std::string, std::string>, std::int64_t> sharing;
   for (const Host& host : hosts) ++sharing[{host.name, host.device}];
@@ -236,7 +237,7 @@ Expected<MeasuredCluster> measured_cluster(Transport& group, const Host& host, i
     if (!one.contains("links")) continue;
     DYNMO_ASSIGN(const cost::Cluster told, cost::parse_cluster(one["links"], kOrigin));
     cluster.inside_node = told.inside_node;
-    // A link between hosts of all switches is none between hosts of one.
+    // Links between hosts differ in meaning with and without switches.
     if (told.between_switches.has_value() == cluster.between_switches.has_value()) {
       cluster.between_nodes = told.between_nodes;
       cluster.between_switches = told.between_switches;
@@ -252,7 +253,7 @@ Expected<cost::Link> measured_link(Transport& group, Member peer, Tag tag, bool 
   DYNMO_ASSIGN(const double small_s, message_s(group, peer, tag, asks, kSmall, kSmallTrips));
   DYNMO_ASSIGN(const double large_s, message_s(group, peer, tag, asks, kLarge, kLargeTrips));
   constexpr double kMore = kLarge - kSmall;
-  // On a busy machine the large message may have been the faster one.
+  // On a busy machine the large message may have been faster than the small one.
   const double bandwidth = kMore / std::max(large_s - small_s, 1e-9 * kMore / 100);
   return cost::Link{.latency_s = std::max(0.0, small_s - kSmall / bandwidth),
                     .bandwidth_bytes_per_s = bandwidth};

@@ -15,8 +15,8 @@
 namespace dynmo::transport {
 namespace {
 
-// One end of a message. Guarded by Hub::mutex, except that the bytes belong to the side that set
-// kCopying.
+// One end of a message. Hub::mutex guards it, except for the bytes, which belong to the side that
+// set kCopying.
 struct End {
   enum class State { kPosted, kCopying, kDone };
   State state = State::kPosted;
@@ -33,14 +33,14 @@ struct Channel {
   friend auto operator<=>(const Channel&, const Channel&) = default;
 };
 
-// A channel holds the posted sends and receives; at most one of the two lists is not empty.
+// The posted sends and receives of a channel. At most one of the two lists is not empty.
 struct Queues {
   std::deque<std::shared_ptr<End>> sends;
   std::deque<std::shared_ptr<End>> receives;
 };
 
-// The ranks share this state. Any thread may call; the mutex guards every member but the constants.
-// A channel's queues are erased when empty, so that fresh tags do not pile up.
+// The state that the ranks share. Any thread may call it. The mutex guards all members but
+// constants. Empty queues are erased, so that new tags need no more memory.
 class Hub {
  public:
   Hub(int size, std::chrono::milliseconds deadline)
@@ -62,7 +62,7 @@ class Hub {
   const std::chrono::milliseconds deadline_;
   std::mutex mutex_;
   std::map<Channel, Queues> posted_;
-  std::vector<std::condition_variable> arrived_;  // by rank: something of this rank's is done
+  std::vector<std::condition_variable> arrived_;  // by rank: one of its operations is done
   std::vector<bool> gone_;                        // by rank
   std::optional<Error> error_;
 };
@@ -84,7 +84,8 @@ void Hub::fail(const Error& why) {
   fail_locked(why);
 }
 
-// The other end if it is there: both are then out of the queues and kCopying. Otherwise queues.
+// Returns the other end if it is posted, removed from its queue, with both ends in state kCopying.
+// Otherwise queues this end and returns null.
 std::shared_ptr<End> Hub::match_locked(const Channel& channel, const std::shared_ptr<End>& end) {
   if (error_) return nullptr;
   for (const int rank : {channel.source, channel.destination}) {
@@ -123,7 +124,7 @@ void Hub::post(const Channel& channel, const std::shared_ptr<End>& end) {
     other = match_locked(channel, end);
   }
   if (other == nullptr) return;
-  // Outside the lock: a large message of one pair of ranks does not hold up the others.
+  // Copies without the lock, so that a large message does not delay other ranks.
   const End& send = end->from.empty() ? *other : *end;
   const End& receive = end->from.empty() ? *end : *other;
   std::memcpy(receive.into.data(), send.from.data(), send.from.size());
@@ -134,7 +135,7 @@ void Hub::post(const Channel& channel, const std::shared_ptr<End>& end) {
 
 Expected<void> Hub::wait(const Channel& channel, const std::shared_ptr<End>& end) {
   std::unique_lock lock(mutex_);
-  // A copy that has begun is waited for even when the group has failed: the bytes are in use.
+  // Waits for a copy that has begun even if the group has failed, because the bytes are in use.
   const auto settled = [&] {
     return end->state == End::State::kDone || (error_ && end->state == End::State::kPosted);
   };

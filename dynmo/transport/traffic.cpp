@@ -16,8 +16,8 @@ Purpose purpose_of(Tag tag) {
   if (tag < kFirstMigrationTag) return Purpose::kControl;
   if (tag < kFirstReductionTag) return Purpose::kMigration;
   if (tag < kFirstScheduleTag) return Purpose::kReduction;
-  // Channels are even for activations, odd for gradients (schedule/lowering.h), and so are the
-  // blocks of tags that lanes have.
+  // Channels are even for activations and odd for gradients (schedule/lowering.h). A lane's block
+  // of tags has an even size, so its tags have the same parity.
   static_assert(kChannelTags / 2 % 2 == 0);
   return (tag - kFirstScheduleTag) % 2 == 0 ? Purpose::kActivation : Purpose::kGradient;
 }

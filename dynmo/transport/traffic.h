@@ -52,7 +52,7 @@ class CountingTransport final : public Transport {
 };
 
 // Returns the rows of all ranks. All ranks call it. Each rank gives its own list
-// (CountingTransport::row). Its own messages are not counted.
+// (CountingTransport::row). The messages of the call are not counted.
 [[nodiscard]] Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
                                                 const std::vector<MessageCount>& mine);
 

@@ -45,7 +45,7 @@ class CorruptSend final : public Operation {
   Expected<void> wait() override { return inner_->wait(); }
 
  private:
-  std::vector<std::byte> copy_;  // before inner_: outlives it
+  std::vector<std::byte> copy_;  // before inner_, so that it outlives it
   std::unique_ptr<Operation> inner_;
 };
 
