@@ -25,7 +25,7 @@ constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kGeneration = "generation_config.json";
 
-// fp32 tensors by full name, of every layer; not the second of a tied pair.
+// Returns the fp32 tensors of every layer by full name, without the second of a tied pair.
 std::vector<TensorView> exported(const TrainedModel& model) {
   const std::vector<model::Tie> ties = model::ties(model.config);
   std::vector<TensorView> tensors;
@@ -41,7 +41,7 @@ std::vector<TensorView> exported(const TrainedModel& model) {
   return tensors;
 }
 
-// The tensors of each file, in their order.
+// Returns the tensors of each file, in their order.
 std::vector<std::vector<TensorView>> shards_of(std::vector<TensorView> tensors,
                                                const ExportOptions& options) {
   std::vector<std::vector<TensorView>> shards(1);
@@ -73,7 +73,8 @@ Expected<checkpoint::WrittenFile> write_shard(const std::filesystem::path& path,
   return checkpoint::write_safetensors(path, tensors, {{"format", "pt"}});
 }
 
-// Removes the files of an older export that are not among the new ones. A reader would take them.
+// Removes the files of an older export that are not among the new ones, because a reader would load
+// them, too.
 Expected<void> remove_older(const std::filesystem::path& directory, const Json& older,
                             const std::vector<std::string>& files) {
   std::set<std::string> names = {kWhole, kIndex, kGeneration};
@@ -128,7 +129,7 @@ Expected<std::vector<std::string>> export_hugging_face(const TrainedModel& model
                exported_model(model.config, model.sources, model.checkpoint.string()));
   if (!options.overwrite) DYNMO_TRY(check_export_folder(directory));
   DYNMO_TRY(make_directories(directory));
-  Json older;  // (A damaged one names no files.)
+  Json older;  // (A damaged index names no files.)
   if (auto index = read_json(directory / kIndex)) older = *std::move(index);
 
   const auto shards = shards_of(exported(model), options);
@@ -170,7 +171,7 @@ Expected<std::vector<std::string>> export_tokenizer(const TrainedModel& model,
   std::vector<std::string> copied;
   if (model.data.empty()) return copied;
   std::error_code fault;
-  // A Hugging Face folder may have one that we cannot read.
+  // A Hugging Face folder may have a tokenizer that we cannot read.
   if (fs::exists(fs::path(model.data) / data::kTokenizerFile, fault) ||
       fs::exists(fs::path(model.data) / data::kDescriptionFile, fault) ||
       !model.tokenizer.empty()) {

@@ -30,7 +30,7 @@ at::Tensor scores_of(const TrainedModel& model, std::span<const std::int64_t> to
   context.sequences = 1;
   context.sequence_length = length;
   std::ranges::copy(tokens, context.tokens_BT.data_ptr<std::int64_t>());
-  at::Tensor scores_NV;  // where some tokens left before the head
+  at::Tensor scores_NV;  // set if some tokens have left before the head
   const auto take = [&](const at::Tensor& rows, const at::Tensor& given) {
     if (!scores_NV.defined()) {
       scores_NV = at::empty({length - first, given.size(1)}, given.options());
@@ -45,7 +45,7 @@ at::Tensor scores_of(const TrainedModel& model, std::span<const std::int64_t> to
     model::Output output = model.layers[i]->forward(model.states[i], hidden, context, nullptr);
     hidden = std::move(output.hidden);
     if (output.left_rows.defined()) take(output.left_rows, output.left_scores);
-    // The last token has left: nothing is asked of the others.
+    // If the last token has left, the head need not run.
     const bool gone = hidden.rows.defined() &&
                       (hidden.rows.numel() == 0 ||
                        hidden.rows[hidden.rows.numel() - 1].item<std::int32_t>() < length - 1);
@@ -60,14 +60,15 @@ at::Tensor scores_of(const TrainedModel& model, std::span<const std::int64_t> to
   return scores_NV;
 }
 
-// Reads a text that grows, each token once while the model's input has room; the whole text for
-// every token where attention takes no cache.
+// Reads a growing text. While the model's input has room, each token is read once. If attention
+// takes no cache, the whole text is read for every token.
 class Reader {
  public:
   explicit Reader(const TrainedModel& model)
       : model_(model), longest_(model::shape_of(model.config).sequence), cache_(longest_) {}
 
-  // The next token's scores, [vocabulary], in fp64. `tokens` are those of the last call and more.
+  // Returns the next token's scores, [vocabulary], in fp64. `tokens` begin with those of the last
+  // call.
   std::vector<double> scores_of(std::span<const std::int64_t> tokens) {
     const std::int64_t size = std::ssize(tokens);
     if (size - first_ > longest_) {
@@ -88,11 +89,11 @@ class Reader {
   const TrainedModel& model_;
   const std::int64_t longest_;
   bool started_ = false;
-  std::int64_t first_ = 0;  // of the text's tokens that the model still knows
+  std::int64_t first_ = 0;  // first token of the text that the model still reads
   model::KeyValueCache cache_;
 };
 
-// Ties go to the lowest token.
+// Returns the token with the highest score, the lowest one among equals.
 std::int64_t likeliest(const std::vector<double>& scores) {
   return std::max_element(scores.begin(), scores.end()) - scores.begin();
 }
@@ -171,7 +172,7 @@ Expected<std::string> check_generation(const TrainedModel& model,
                       model.checkpoint.string());
   }
   const std::int64_t longest = model::shape_of(model.config).sequence;
-  // The last token is made of those before it.
+  // The last token follows from those before it, and is not read.
   if (std::ssize(prompt) + sampling.tokens - 1 <= longest) return std::string();
   return fmt::format(
       "the model reads at most {} tokens; the prompt has {}, and up to {} are made: when its input "

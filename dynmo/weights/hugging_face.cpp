@@ -15,8 +15,8 @@ namespace dynmo::weights {
 namespace {
 
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 20;
-// The limits hold for a block, as a run's config has it, and for all blocks: each is three
-// matrices.
+// Limit of the experts of a block, as in a run's config, and of all blocks together. Each expert
+// has three matrices.
 constexpr std::int64_t kMaxExperts = 4096;
 constexpr std::int64_t kMaxAllExperts = std::int64_t{1} << 18;
 
@@ -82,7 +82,7 @@ cost::Rotary rotary(JsonObject& config, const Json& json, const std::string& ori
   return rope;
 }
 
-// The object `rope_parameters` of a config.json.
+// Returns the object `rope_parameters` of a config.json.
 Json rope_parameters(const cost::Rotary& rope) {
   Json json = {{"rope_theta", rope.theta}, {"rope_type", "default"}};
   if (rope.scaling == cost::RotaryScaling::kNone) return json;
@@ -95,7 +95,7 @@ Json rope_parameters(const cost::Rotary& rope) {
   return json;
 }
 
-// Where the families that are read as a Llama have other values for absent keys.
+// The values of absent keys, in which the families that are read as a Llama differ.
 struct LlamaDefaults {
   double rope_theta = 1e4;
   double rms_epsilon = 1e-6;
@@ -127,7 +127,7 @@ void forbid_window(JsonObject& config, const Json& json) {
       fmt::format("is {}, implemented is null: attention to all tokens before", window->dump()));
 }
 
-// A Llama with experts.
+// Reads a Llama with experts.
 model::LlamaConfig mixtral(JsonObject& config, const Json& json, const std::string& origin,
                            const cost::TransformerShape& shape) {
   require(config, json, "router_jitter_noise", {0.0});
@@ -145,7 +145,7 @@ model::LlamaConfig mixtral(JsonObject& config, const Json& json, const std::stri
   return llama(config, json, origin, shape, {.rope_theta = 1e6, .rms_epsilon = 1e-5});
 }
 
-// A Llama whose queries, keys and values have a bias.
+// Reads a Llama whose queries, keys and values have a bias.
 model::LlamaConfig qwen2(JsonObject& config, const Json& json, const std::string& origin,
                          const cost::TransformerShape& shape) {
   require(config, json, "use_sliding_window", {false});
@@ -167,8 +167,8 @@ model::Gpt2Config gpt2(JsonObject& config, const Json& json, const cost::Transfo
   return gpt2;
 }
 
-// Both families' files have these entries on tokens that have a meaning; a file without them would
-// take the library's defaults, which are ordinary tokens here.
+// Adds the special tokens that the files of both families name. Without them the library's defaults
+// would apply, which are ordinary tokens here.
 void add_special_tokens(Json& json, std::int64_t vocabulary) {
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] =
@@ -196,7 +196,7 @@ Json config_of(const model::LlamaConfig& config) {
           {"torch_dtype", "float32"}};
 }
 
-// Makes a Qwen2's config of a Llama's.
+// Converts a Llama's config to a Qwen2's.
 void make_qwen2(Json& json) {
   json.update({{"architectures", {"Qwen2ForCausalLM"}},
                {"model_type", "qwen2"},
@@ -204,7 +204,7 @@ void make_qwen2(Json& json) {
   for (const char* key : {"attention_bias", "mlp_bias", "head_dim"}) json.erase(key);
 }
 
-// Makes a Mixtral's config of a Llama's.
+// Converts a Llama's config to a Mixtral's.
 void make_mixtral(Json& json, const Experts& experts) {
   json.update({{"architectures", {"MixtralForCausalLM"}},
                {"model_type", "mixtral"},
@@ -237,7 +237,7 @@ Json config_of(const model::Gpt2Config& config) {
 }  // namespace
 
 Expected<HuggingFaceModel> parse_hugging_face(const Json& json, std::string_view origin) {
-  // Sizes, and what holds for them, as the planner reads them.
+  // Reads and checks the sizes in the same way as the planner.
   const auto shape_read = cost::parse_config(json, origin, 1);
   if (!shape_read) {
     const Error& error = shape_read.error();
@@ -280,7 +280,7 @@ Expected<HuggingFaceModel> parse_hugging_face(const Json& json, std::string_view
         d.tied_embeddings = shape.tied_embedding;
       },
       decoder);
-  for (const auto& [key, value] : kept.items()) config.ignore(key);  // their file, their keys
+  for (const auto& [key, value] : kept.items()) config.ignore(key);  // other keys are allowed
   DYNMO_TRY(config.finish());
   const auto valid = model::validate(decoder);
   if (!valid) return make_error(ErrorCode::kBadInput, "{}: {}", origin, valid.error().message);

@@ -30,8 +30,8 @@ Expected<void> add(TensorMap& tensors, const std::string& name, const TensorView
                     origin, name, given);
 }
 
-// A tensor that holds matrices of all experts, one behind the other: `names` are those of one
-// expert, each [rows, columns].
+// A tensor with the matrices of all experts, one after another. `names` are those of one expert's
+// matrices, each [rows, columns].
 struct Fused {
   std::string name;
   std::vector<const char*> names;
@@ -103,14 +103,14 @@ Expected<void> separate_experts(TensorMap& tensors, const cost::DecoderShape& sh
 dynamism::SourceOptions sources_of(const Experts& experts) {
   dynamism::SourceOptions sources;
   auto& moe = sources.enable<dynamism::MoeOptions>();
-  moe.experts = static_cast<int>(experts.count);  // (Counts that a config may have fit.)
+  moe.experts = static_cast<int>(experts.count);  // (The limits of a config make it fit.)
   moe.top_k = static_cast<int>(experts.per_token);
   return sources;
 }
 
 namespace {
 
-// The first key of [moe] with a value that a Mixtral does not have, as a config has it.
+// A key of [moe] with a value that a Mixtral does not have.
 struct NotInMixtral {
   std::string key;
   std::string wanted;

@@ -51,7 +51,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
   trained.sparse_attention = weights.sources.enabled<dynamism::SparseAttentionOptions>();
   trained.early_exit = weights.sources.enabled<dynamism::EarlyExitOptions>();
   for (const auto& source : dynamism::make_sources(weights.sources)(1)) {
-    const bool mixtral = source->name() == "moe";  // which exported_model looks at
+    const bool mixtral = source->name() == "moe";  // exported_model() decides on it
     if (source->replaces_layers() && !mixtral) trained.own_layers = source->name();
   }
   trained.experts_choose =
@@ -69,7 +69,7 @@ Expected<TrainedModel> open_trained(const std::filesystem::path& path) {
 Expected<std::unique_ptr<const data::Tokenizer>> tokenizer_of(const TrainedModel& model,
                                                               const std::string& name) {
   const std::int64_t vocabulary = model::shape_of(model.config).vocabulary;
-  // A model of bytes needs no file, and outlives its data.
+  // The tokenizer of bytes needs no file, so it works without the data.
   std::error_code fault;
   const std::filesystem::path folder = model.data;
   const bool there =

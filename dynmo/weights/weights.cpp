@@ -31,7 +31,7 @@ using checkpoint::TensorView;
 
 constexpr const char* kHead = "lm_head.weight";
 
-// The parameters of a decoder's layers by their full names.
+// Returns the parameters of a decoder's layers by their full names.
 std::map<std::string, model::ParameterSpec> parameters_of(const model::DecoderConfig& config,
                                                           const std::vector<model::Place>& places,
                                                           const model::Model& layers) {
@@ -59,7 +59,7 @@ Expected<std::int64_t> vocabulary_of(const checkpoint::VerifiedCheckpoint& found
                     found.path.string());
 }
 
-// A view of rows of a matrix.
+// Returns a view of rows of a matrix.
 TensorView rows_of(const TensorView& matrix, const cost::HeadRows& rows) {
   TensorView view = matrix;
   const auto whole = static_cast<std::size_t>(matrix.shape[0]);
@@ -70,7 +70,7 @@ TensorView rows_of(const TensorView& matrix, const cost::HeadRows& rows) {
   return view;
 }
 
-// The tensor of a parameter, which may have some rows of one alone (head_slice.h).
+// Returns the tensor of a parameter, which may be some rows of a matrix (head_slice.h).
 std::optional<TensorView> find_tensor(const Weights& weights, const std::string& name) {
   const auto found = weights.tensors.find(name);
   if (found != weights.tensors.end()) return found->second;
@@ -83,8 +83,8 @@ std::optional<TensorView> find_tensor(const Weights& weights, const std::string&
   return rows_of(matrix->second, part->rows);
 }
 
-// Puts matrices that lie in slices (head_slice.h) together. One with rows missing stays in slices,
-// which check_tensors reports.
+// Joins matrices that are stored in slices (head_slice.h). A matrix with missing rows stays in
+// slices, which check_tensors() reports.
 void join_slices(Weights& weights) {
   std::map<std::string, std::map<std::int64_t, std::pair<std::string, std::int64_t>>> slices;
   for (const auto& [name, tensor] : weights.tensors) {
@@ -139,7 +139,7 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
   weights.config = decoder_config(config, vocabulary);
   weights.sources = config.sources;
   weights.data = config.data.path;
-  if (!config.data.blend.empty()) {  // whose folders have one tokenizer
+  if (!config.data.blend.empty()) {  // all of its folders have one tokenizer
     DYNMO_ASSIGN(const auto parts, data::parse_blend(config.data.blend));
     weights.data = parts.front().path;
   }
@@ -163,14 +163,14 @@ Expected<Weights> read_checkpoint(const std::filesystem::path& path) {
   return weights;
 }
 
-// Buffers that older versions of the library saved with the weights.
+// Returns whether a tensor is a buffer that older versions of the library saved with the weights.
 bool is_buffer(cost::Family family, std::string_view name) {
   if (family == cost::Family::kLlama) return name.ends_with(".rotary_emb.inv_freq");
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
-// The name of a tensor without what wrappers of PyTorch put into it: torch.compile, FSDP and
-// checkpointing of activations at any place, DDP in front.
+// Returns the name of a tensor without the parts that PyTorch's wrappers add: torch.compile, FSDP
+// and activation checkpointing anywhere, DDP in front.
 std::string unwrapped(std::string_view name) {
   std::string plain;
   bool front = true;
@@ -187,8 +187,8 @@ std::string unwrapped(std::string_view name) {
   return plain;
 }
 
-// Adds a tensor of a Hugging Face file by the name that the model with a head has for it. Files of
-// the bare decoder, such as the first GPT-2's, leave out the beginning of that.
+// Adds a tensor of a Hugging Face file under the name that the model with a head has for it. Files
+// of the decoder alone, such as the first GPT-2's, omit the beginning of the name.
 Expected<void> add_tensor(TensorMap& tensors, const TensorView& tensor, cost::Family family,
                           const std::string& origin) {
   const std::string plain = unwrapped(tensor.name);
@@ -229,13 +229,13 @@ Expected<Weights> read_hugging_face(const std::filesystem::path& directory) {
   return weights;
 }
 
-// Both of a tied pair, which files may hold once.
+// Adds the missing tensor of a tied pair, which files may hold once.
 Expected<void> complete_tie(Weights& weights) {
   const std::vector<model::Tie> ties = model::ties(weights.config);
   if (ties.empty()) return {};
   const auto embedding = weights.tensors.find(model::checkpoint_name(
       weights.config, {.part = model::Part::kEmbedding}, ties[0].first_parameter));
-  if (embedding == weights.tensors.end()) return {};  // which check_tensors says
+  if (embedding == weights.tensors.end()) return {};  // check_tensors() reports it
   const TensorView& first = embedding->second;
   const TensorView& second = weights.tensors.emplace(kHead, first).first->second;
   if (first.dtype == second.dtype && first.shape == second.shape &&
@@ -248,7 +248,8 @@ Expected<void> complete_tie(Weights& weights) {
                     weights.origin.string(), kHead, embedding->first);
 }
 
-// Names a tensor that may be the missing one: it has more in front of its name.
+// Returns a hint about a tensor that may be the missing one, because its name ends in `name`, or
+// "".
 std::string lookalike(const Weights& weights, const std::string& name) {
   for (const auto& [key, tensor] : weights.tensors) {
     if (!tensor.name.ends_with("." + name)) continue;
@@ -258,10 +259,10 @@ std::string lookalike(const Weights& weights, const std::string& name) {
   return "";
 }
 
-// Every parameter, of its shape; nothing else.
+// Checks that every parameter has a tensor of its shape, and that there are no others.
 Expected<void> check_tensors(const Weights& weights) {
   model::DecoderConfig config = weights.config;
-  // No parameter depends on it, but a table of angles of its length would be made.
+  // No parameter depends on the length, but a table of angles of that length would be made.
   if (auto* llama = std::get_if<model::LlamaConfig>(&config)) llama->shape.sequence = 1;
   DYNMO_ASSIGN(const model::Recipe recipe, shaped_recipe(config, weights.sources));
   const auto parameters = parameters_of(config, model::places_of(recipe), model::layers_of(recipe));
@@ -306,7 +307,7 @@ at::ScalarType scalar_type(DType dtype) {
 
 using Setting = std::pair<std::string, std::string>;  // a key and its value as TOML
 
-// Whether there are experts, and then which; all else is the same.
+// Returns the settings that decide which experts there are.
 std::vector<Setting> expert_settings_of(const dynamism::SourceOptions& sources) {
   const bool enabled = sources.enabled<dynamism::MoeOptions>();
   if (!enabled) return {{"moe.enabled", "false"}};
@@ -340,7 +341,7 @@ Expected<void> check_same_decoder(const Weights& weights, const model::DecoderCo
   const auto theirs = settings_of(weights.config);
   const auto ours = settings_of(config);
   for (std::size_t i = 0; i < theirs.size(); ++i) {
-    // (The families' keys differ in the last ones only, behind that of the family.)
+    // (The families' keys differ only at the end. `family` comes before them.)
     if (ours[i] != theirs[i]) return differs(weights, theirs[i], ours[i].second);
   }
   if (model::tied(config) && !model::tied(weights.config)) {
