@@ -14,7 +14,7 @@ namespace dynmo::process {
 
 namespace {
 
-// Removes the last `written` bytes, which were added from `begin` on, if no other process has
+// Removes the last `written` bytes, which were appended at `begin`, unless another process has
 // appended between or behind them.
 void take_back(int file, off_t begin, off_t written) {
   struct stat status {};
@@ -29,7 +29,7 @@ Expected<AppendFile> AppendFile::open(const std::filesystem::path& path, Start s
                                       std::string_view what, std::string_view verb) {
   const int flags =
       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (start == Start::kEmpty ? O_TRUNC : 0);
-  // Opening a pipe would wait for a reader, which may never come.
+  // Non-blocking, because opening a pipe would wait for a reader, which may never come.
   UniqueFd file(::open(path.c_str(), flags | O_NONBLOCK, 0666));
   const bool opened = file && ::fcntl(file.get(), F_SETFL, flags & O_APPEND) == 0;
   AppendFile made(path, what, std::move(file));
@@ -49,7 +49,7 @@ Expected<void> AppendFile::append(std::string_view piece) {
       take_back(file_.get(), begin, static_cast<off_t>(piece.size() - left.size()));
       return why;
     }
-    // With O_APPEND the place is known only after the first write.
+    // With O_APPEND the offset is known only after the first write.
     if (left.size() == piece.size()) begin = ::lseek(file_.get(), 0, SEEK_CUR) - written;
     left.remove_prefix(static_cast<std::size_t>(written));
   }

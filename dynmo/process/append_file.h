@@ -44,8 +44,8 @@ class AppendFile {
   UniqueFd file_;
 };
 
-// A file of lines that a continued run goes on with. The first failure ends it: it gets no line
-// after that. One thread at a time.
+// A file of lines that a continued run appends to. After the first failure it gets no more lines.
+// One thread at a time.
 class LineFile {
  public:
   using Start = AppendFile::Start;  // kAppend first removes a half-written line
@@ -53,8 +53,8 @@ class LineFile {
   [[nodiscard]] static Expected<LineFile> open(const std::filesystem::path& path, Start start,
                                                std::string_view verb = "write");
 
-  // Appends whole lines, which are in the file at the return. Returns the first failure, also from
-  // then on.
+  // Appends whole lines. They are in the file when this returns. After a failure, every call
+  // returns that first failure.
   [[nodiscard]] Expected<void> append(std::string_view lines);
   // Returns the first failure, once.
   [[nodiscard]] std::optional<Error> take_failure();

@@ -23,7 +23,8 @@ constexpr unsigned kExiting = 0x4;  // PF_EXITING of the system's flags of a pro
 constexpr int kOfThread = O_EXCL;   // PIDFD_THREAD of pidfd_open(2)
 constexpr std::uint64_t kKilled = std::uint64_t{1} << (SIGKILL - 1);
 
-// Whether its first thread is. It runs no instruction outside the system any more.
+// Returns whether a SIGKILL is pending for the process's first thread. Then it runs no instruction
+// outside the system any more.
 bool is_killed(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/status", pid));
   for (std::string line; std::getline(file, line);) {
@@ -38,7 +39,7 @@ bool is_killed(pid_t pid) {
 }  // namespace
 
 char state_of(pid_t pid) {
-  const bool killed = is_killed(pid);  // asked first: it is not pending any more once it ends
+  const bool killed = is_killed(pid);  // first, because the end clears it
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
   if (!std::getline(file, text)) return ' ';

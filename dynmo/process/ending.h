@@ -14,8 +14,8 @@
 namespace dynmo::process {
 
 // Returns the letter of a process's state (proc(5)), or ' ' if there is no such process. The letter
-// 'X' means that the process runs no more instructions, because it was killed or ends. It may seem
-// to run for some microseconds in between.
+// 'X' means that the process runs no more instructions, because it was killed or ends. Between its
+// kill and its end it may have another letter for some microseconds.
 [[nodiscard]] char state_of(pid_t pid);
 
 // Returns a descriptor that is readable once the thread of this name of process `pid` has ended.

@@ -30,7 +30,7 @@ std::string boot_id() {
   return id;
 }
 
-// Clock ticks from the boot to the start of a process; nullopt if there is none of this number.
+// Returns the clock ticks from the boot to the start of a process, or nullopt if there is none.
 std::optional<std::int64_t> start_of(std::int64_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
@@ -69,7 +69,7 @@ std::optional<LockHolder> read_holder(const std::filesystem::path& path) {
   return holder;
 }
 
-// A holder that cannot be written down (a full disk) holds nevertheless.
+// Writes the holder into the file. A failure (a full disk) does not matter: the lock is held.
 void write_holder(const UniqueFd& file, const LockHolder& holder) {
   const Json json = {{"format", kFormat},
                      {"host", holder.host},
@@ -87,7 +87,8 @@ Error held_error(const std::optional<LockHolder>& holder) {
                     holder->pid, holder->host, holder->since);
 }
 
-// Whether the path still names the open file: its last holder may have removed it meanwhile.
+// Returns whether the path still names the open file. Its last holder may have removed it
+// meanwhile.
 bool is_at(const UniqueFd& file, const std::filesystem::path& path) {
   struct stat open {};
   struct stat named {};
@@ -95,7 +96,7 @@ bool is_at(const UniqueFd& file, const std::filesystem::path& path) {
          open.st_dev == named.st_dev && open.st_ino == named.st_ino;
 }
 
-// The same where the numbers of files do not last (CIFS, FUSE): by what stands in the file.
+// Like is_at(), by the file's content, for file systems whose inode numbers change (CIFS, FUSE).
 bool is_at_by_content(const UniqueFd& file, const std::filesystem::path& path) {
   const LockHolder self = this_process();
   write_holder(file, self);
@@ -121,7 +122,7 @@ bool is_gone(const LockHolder& holder) {
 }
 
 Expected<FileLock> FileLock::take(const std::filesystem::path& path) {
-  constexpr int kRemoved = 100;  // times that holders have removed the file behind its opening
+  constexpr int kRemoved = 100;  // tries, as a holder may remove the file after its opening
   for (int tries = 0;; ++tries) {
     UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
     if (!file) {

@@ -34,21 +34,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kHookPoll{20};      // where the kernel has no pidfd
-constexpr milliseconds kUnkillable{5000};  // from SIGKILL to giving up on a dead file system
+constexpr milliseconds kHookPoll{20};      // if the kernel has no pidfd
+constexpr milliseconds kUnkillable{5000};  // after SIGKILL, if a dead file system blocks it
 constexpr std::size_t kLineBytes = 200;
 
-// The values that stop() and the destructor write to the eventfd of a hook; the thread reads the
-// sum of all.
+// The values that stop() and the destructor write to a hook's eventfd. The thread reads their sum.
 constexpr std::uint64_t kAskToEnd = 1;
 constexpr std::uint64_t kKillNow = 1U << 16;
 
-// posix_spawn's two objects. The calls fail only without memory, and the start fails then, too.
+// The two objects of posix_spawn. If one of these calls lacks memory, the start fails, too.
 struct SpawnSetup {
   explicit SpawnSetup(int output) {
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attributes);
-    // The pipe first: should this process have none of the three, it may itself be one of them.
+    // The pipe comes first: it may have a number from 0 to 2 if this process has closed those.
     posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -80,8 +79,8 @@ HookResult not_started(std::string reason) {
 
 }  // namespace
 
-// A hook and the thread that watches it. The thread alone knows the process; `wake_` and `result_`
-// are what both sides see.
+// A hook and the thread that watches it. Only the thread knows the process. The caller and the
+// thread share `wake_` and `result_`.
 class HookRunner::Hook {
  public:
   explicit Hook(HookCall call)
@@ -117,18 +116,18 @@ class HookRunner::Hook {
   }
 
  private:
-  // The hook's output, of which it keeps the last bytes.
+  // The output of the hook, of which it keeps the last bytes.
   struct Output {
     UniqueFd end;
     std::string tail = {};
 
-    // Reads the present output, but no more than a pipe holds a few times: a hook that prints
+    // Reads the available output, but at most a few times what a pipe holds. A hook that prints
     // without end must not outlast its limit.
     void read_present() {
       std::array<char, 1 << 14> bytes;
       for (int more = 64; more > 0 && end; --more) {
         const ssize_t got = read(end.get(), bytes.data(), bytes.size());
-        if (got < 0) return;  // nothing there; EINTR cannot be, with all signals blocked
+        if (got < 0) return;  // nothing is there; no EINTR, because all signals are blocked
         if (got == 0) end.reset();
         tail.append(bytes.data(), static_cast<std::size_t>(got));
         if (tail.size() > kHookOutput) tail.erase(0, tail.size() - kHookOutput);
@@ -149,7 +148,7 @@ class HookRunner::Hook {
   }
 
   HookResult run();
-  std::optional<std::string> start();  // why not
+  std::optional<std::string> start();  // returns the reason of a failure
   bool has_ended();
   void wait_for_events();
   void obey();
@@ -161,7 +160,7 @@ class HookRunner::Hook {
   const std::vector<std::string> environment_;
   UniqueFd wake_;
 
-  // The thread's own.
+  // Used by the thread only.
   pid_t pid_ = -1;
   UniqueFd process_;  // readable once it has ended
   Output output_;
@@ -173,7 +172,7 @@ class HookRunner::Hook {
   Killing killing_;
   struct End {
     siginfo_t status = {};  // si_pid: 0 until it has ended
-    bool taken = false;     // another caller has seen it
+    bool taken = false;     // another part of the program has reaped it
   };
   End end_;
 
@@ -191,7 +190,7 @@ HookResult HookRunner::Hook::run() {
     output_.read_present();
     obey();
     if (Clock::now() < killing_.deadline) continue;
-    if (killing_.sent_kill) break;  // a process in the hands of a dead file system
+    if (killing_.sent_kill) break;  // a dead file system blocks the process
     if (killing_.why) {
       kill_now();
     } else {
@@ -199,7 +198,7 @@ HookResult HookRunner::Hook::run() {
     }
   }
   if (!end_.taken) {
-    kill(-pid_, SIGKILL);  // not reaped yet, so that the number still names this group
+    kill(-pid_, SIGKILL);  // not reaped yet, so the number still names this group
     waitpid(pid_, nullptr, WNOHANG);
   }
   output_.read_present();
@@ -230,7 +229,7 @@ std::optional<std::string> HookRunner::Hook::start() {
   return {};
 }
 
-// Leaves it unreaped.
+// Returns whether the process has ended. Does not reap it.
 bool HookRunner::Hook::has_ended() {
   siginfo_t status{};
   if (waitid(P_PID, static_cast<id_t>(pid_), &status, WEXITED | WNOHANG | WNOWAIT) != 0) {
@@ -251,7 +250,7 @@ void HookRunner::Hook::wait_for_events() {
   ::poll(events.data(), events.size(), static_cast<int>(at_most.count()));
 }
 
-// Follows the request of stop() or of the destructor.
+// Does what stop() or the destructor has asked for.
 void HookRunner::Hook::obey() {
   std::uint64_t asked = 0;
   if (read(wake_.get(), &asked, sizeof asked) != sizeof asked) return;
@@ -280,7 +279,7 @@ HookResult HookRunner::Hook::result_of_end() const {
   HookResult result;
   result.output = output_.tail;
   if (end_.status.si_pid != 0 && end_.status.si_code == CLD_EXITED) {
-    // Also after SIGTERM: a hook that catches it says itself how it ended.
+    // Also after SIGTERM: a hook that handles it has its own exit code.
     result.end = HookEnd::kExited;
     result.exit_code = end_.status.si_status;
     result.reason = fmt::format("it ended with exit code {}", result.exit_code);
@@ -308,7 +307,7 @@ std::string last_line(const HookResult& result) {
   while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
   text.remove_prefix(text.find_last_of("\r\n") + 1);  // npos + 1 is 0
   std::string line(text.substr(0, kLineBytes));
-  // It goes into logs and JSON, and may be anything.
+  // The output may be anything, and goes to logs and JSON.
   for (char& c : line) {
     if (c < ' ' || c > '~') c = is_blank(c) ? ' ' : '?';
   }

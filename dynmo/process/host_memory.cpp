@@ -23,7 +23,7 @@ Bytes resident_memory() {
 
 namespace {
 
-// The sum of lines such as "MemTotal:  16384 kB" (proc(5)).
+// Returns the sum of lines such as "MemTotal:  16384 kB" (proc(5)).
 Bytes sum_of(std::initializer_list<std::string_view> names) {
   std::ifstream file("/proc/meminfo");
   std::string word;

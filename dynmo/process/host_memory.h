@@ -19,9 +19,9 @@ namespace dynmo::process {
 // Returns what programs may still take on this host, or 0 if the system does not report it.
 [[nodiscard]] Bytes available_memory();
 
-// Returns the descriptors that a rank of `ranks` may need. Gloo has a connection to every other
-// rank. Rank 0 also has those of store and control plane. The same number again is needed while
-// joining. The rest is what any rank has open.
+// Returns the descriptors that a rank of a run with `ranks` ranks may need. Gloo has a connection
+// to every other rank. Rank 0 also has those of store and control plane. The same number again is
+// needed while joining. 64 are for what any rank has open.
 [[nodiscard]] constexpr int descriptors_of_rank(int ranks) { return 4 * ranks + 64; }
 
 // Returns the descriptors of a process that starts `ranks` ranks: two pipes or processes each.

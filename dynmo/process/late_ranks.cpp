@@ -19,7 +19,7 @@ constexpr std::string_view kMet = "met ";
 constexpr std::string_view kHook = "hook ";
 constexpr std::string_view kEnded = "ended ";
 
-// The whole number that the text begins with, which is taken off it.
+// Removes the whole number with which the text begins, and returns it.
 std::optional<int> take_number(std::string_view& text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -28,7 +28,7 @@ std::optional<int> take_number(std::string_view& text) {
   return number;
 }
 
-// The number that is all of the text behind `word`.
+// Returns the number if the text is `word` and a number.
 std::optional<int> number_behind(std::string_view word, std::string_view text) {
   if (!text.starts_with(word)) return std::nullopt;
   text.remove_prefix(word.size());
@@ -92,7 +92,7 @@ std::optional<LaunchRequest> parse_launch_request(std::string_view text) {
     return WantedRanks{*ranks};
   }
   if (const auto pid = number_behind(kHook, text)) {
-    if (*pid < 2) return std::nullopt;  // kill(-1) and kill(0) mean others
+    if (*pid < 2) return std::nullopt;  // kill() would signal other processes for 0 and -1
     return StartedHook{*pid};
   }
   if (!text.starts_with(kMet)) return std::nullopt;

@@ -38,28 +38,28 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
-constexpr milliseconds kDrainTime{500};       // for what is still in the pipes at the end
-constexpr milliseconds kCauseTime{3000};      // for a process to be seen ended after its loss was
-constexpr milliseconds kPoll{20};             // where the kernel has no pidfd
+constexpr milliseconds kDrainTime{500};       // to read the rest of the pipes at the end
+constexpr milliseconds kCauseTime{3000};      // for a lost rank's own end to become visible
+constexpr milliseconds kPoll{20};             // if the kernel has no pidfd
 constexpr std::string_view kClearRow = "\r\033[K";
-constexpr int kLastOutput = 32;  // bufferfuls read of a rank that has failed
+constexpr int kLastOutput = 32;  // reads of the output of a rank that has failed
 
-// The exit code of a rank that was killed, or that lost another.
+// The exit code of a rank that was killed, or that has lost another rank.
 const int kLostExit = exit_code(ErrorCode::kPeerLost);
 
-// One rank's process. It is reaped when it has been seen to end, but for the first one, whose
-// number is also that of the group that all are in.
+// The process of one rank. It is reaped after its end, except for the first one, whose number is
+// that of the process group of all.
 struct Child {
   WorldRank rank;
   pid_t pid = -1;
   UniqueFd process;     // readable once it has ended
-  UniqueFd output;      // what it prints, but for rank 0's stdout, which is ours
-  std::string unshown;  // read of it, not passed on yet
+  UniqueFd output;      // its output, except for rank 0's stdout, which is ours
+  std::string unshown;  // read, but not shown yet
   bool running = true;
   bool signalled = false;  // we sent it a signal before it ended
-  bool counts = true;      // not: it came later and is no rank yet
+  bool counts = true;      // false: a late process that is no rank yet
   bool met = false;        // it has said that it has met the others
-  int turn = 0;            // in which it was seen to have ended
+  int turn = 0;            // turn in which its end was noticed
   int code = 0;
   int signal = 0;
 };
@@ -73,12 +73,12 @@ void write_all(int fd, std::string_view text) {
       pollfd wait{.fd = fd, .events = POLLOUT, .revents = 0};
       poll(&wait, 1, 1000);
     } else if (written == 0 || errno != EINTR) {
-      return;  // no reader is there; the ranks matter more
+      return;  // without a reader, the ranks still matter
     }
   }
 }
 
-// It ended for a reason that the others have as well, and was not just lost.
+// Returns whether a rank ended for a reason that the others have as well, and was not just lost.
 bool is_fault(const Child& child) {
   return child.counts && child.code != 0 && child.code != exit_code(ErrorCode::kInternal) &&
          child.code != kLostExit;
@@ -99,7 +99,7 @@ class Launch {
   void hear(const LaunchRequest& request);
   void start_wanted();
   void say(const std::string& line) { show("dynmo: " + line + "\n"); }
-  // Writes whole lines, in the place of a row of progress that rank 0 has left open on a terminal.
+  // Writes whole lines. Clears rank 0's progress line on a terminal first.
   void show(const std::string& lines) {
     if (lines.empty()) return;
     const bool clears = isatty(options_.output) == 1 && isatty(options_.errors) == 1;
@@ -120,24 +120,25 @@ class Launch {
   void reap();
   [[nodiscard]] int result() const;
   [[nodiscard]] bool any_running() const { return std::ranges::any_of(children_, &Child::running); }
-  // From then on they know of each other's losses. A rank that cannot say so is taken to know.
+  // Returns whether the ranks have met, and so notice each other's losses. True if ranks cannot
+  // report it.
   [[nodiscard]] bool have_met() const {
     return !requests_ || std::ranges::any_of(children_, &Child::met);
   }
 
   struct Ending {
     bool interrupted = false;
-    bool warned = false;                            // by SIGUSR1 alone
+    bool warned = false;                            // only SIGUSR1 came
     std::optional<Clock::time_point> terminate_at;  // set while ending
     std::optional<Clock::time_point> kill_at;
   };
 
   const LaunchOptions& options_;
   EndingSignals signals_;
-  UniqueFd requests_;  // what ranks ask for
-  UniqueFd asking_;    // their end
-  int wanted_ = 0;     // ranks that are to be started
-  int late_ = 0;       // ranks that came later
+  UniqueFd requests_;  // socket for messages of the ranks
+  UniqueFd asking_;    // its other end, which ranks inherit
+  int wanted_ = 0;     // number of ranks to start
+  int late_ = 0;       // number of late ranks started
   std::vector<Child> children_;
   StartedHooks hooks_;
   LineMerger merger_;
@@ -181,7 +182,7 @@ Expected<void> Launch::start_rank(int rank, const UniqueFd& store) {
   return start_child(std::move(child), std::move(how), rank == 0 || options_.all_report);
 }
 
-// Its number for people is a guess until it has one.
+// Starts a late rank. Its number for users is a guess until it is a rank.
 Expected<void> Launch::start_late() {
   ChildOptions how;
   how.command = options_.late_command;
@@ -226,10 +227,10 @@ void Launch::hear_ranks() {
 void Launch::hear(const LaunchRequest& request) {
   if (const auto* wanted = std::get_if<WantedRanks>(&request)) wanted_ += wanted->ranks;
   if (const auto* met = std::get_if<MetRank>(&request)) {
-    auto newest_first = std::views::reverse(children_);  // the system gives numbers again
+    auto newest_first = std::views::reverse(children_);  // because process numbers are reused
     const auto found = std::ranges::find(newest_first, met->pid, &Child::pid);
     if (found == newest_first.end()) return;
-    // Another one may have been lost after they met, but before anybody said so.
+    // A rank may have been lost after the ranks met, but before this message.
     if (!have_met() && !ending_.interrupted && std::ranges::none_of(children_, is_fault)) {
       ending_.terminate_at.reset();
     }
@@ -239,7 +240,8 @@ void Launch::hear(const LaunchRequest& request) {
   if (const auto* hook = std::get_if<StartedHook>(&request)) hooks_.add(hook->pid);
 }
 
-// In the main thread: ranks end with the thread that has started them.
+// Starts the wanted ranks. Call it in the main thread, because ranks end with the thread that
+// started them.
 void Launch::start_wanted() {
   const bool ending = ending_.interrupted || ending_.terminate_at || ending_.kill_at;
   for (; wanted_ > 0; --wanted_) {
@@ -252,7 +254,7 @@ int Launch::run() {
   while (any_running()) {
     wait_for_events(std::chrono::hours(1));
     ++turn_;
-    note_ended();  // before what the others say about it
+    note_ended();  // before the output of other ranks about it
     for (Child& child : children_) show_output(child);
     handle_signals();
     hear_ranks();
@@ -282,8 +284,8 @@ void Launch::wait_for_events(milliseconds at_most) {
   poll(events.data(), events.size(), static_cast<int>(at_most.count()));
 }
 
-// One bufferful, so that a rank that prints without end does not keep the others waiting. False if
-// there was nothing.
+// Reads output once, so that a rank that prints without end does not delay the others. Returns
+// false if there was none.
 bool Launch::read_output(Child& child) {
   std::array<char, 1 << 16> bytes;
   const ssize_t got = child.output ? read(child.output.get(), bytes.data(), bytes.size()) : -1;
@@ -299,9 +301,9 @@ void Launch::show_output(Child& child) {
   show(merger_.feed(child.rank, std::exchange(child.unshown, {})));
 }
 
-// Waits for the ends of these ranks, at most kCauseTime, and notes them. A killed process closes
-// its connections before its end is visible, and a failing one tells the others before it ends.
-// Others may report it in between, but its own message and exit status take precedence.
+// Waits up to kCauseTime for the ends of these ranks, and notes them. A killed process closes its
+// connections before its end is visible. A failing one tells the others before it ends. So others
+// may report the loss earlier, but the rank's own message and exit status take precedence.
 void Launch::wait_for_causes(const std::vector<int>& ranks) {
   if (ending_.terminate_at || ending_.kill_at) return;  // known already
   const Clock::time_point deadline = Clock::now() + kCauseTime;
@@ -329,7 +331,7 @@ void Launch::note_ended() {
     (info.si_code == CLD_EXITED ? child.code : child.signal) = info.si_status;
     ended.push_back(&child);
   }
-  if (!ended.empty()) hear_ranks();  // what they have said before
+  if (!ended.empty()) hear_ranks();  // their earlier messages
   for (Child* child : ended) {
     child->process.reset();
     const bool is_first = child == &children_.front();
@@ -342,8 +344,8 @@ void Launch::note_ended() {
     }
   }
   for (const Child* child : ended) wait_for_causes(ranks_named(child->unshown));
-  // If several end at the same time, those come first that the others name: killed, or with nothing
-  // to say.
+  // Among those that end at the same time, first come killed ranks, then those that name no other
+  // rank.
   const auto speaks = [](const Child* child) { return !ranks_named(child->unshown).empty(); };
   std::ranges::stable_partition(ended, std::not_fn(speaks));
   std::ranges::stable_partition(ended, [](const Child* child) { return child->signal != 0; });
@@ -358,7 +360,7 @@ void Launch::note_end(Child& child) {
                     strsignal(child.signal)));
   }
   show(merger_.feed(child.rank, std::exchange(child.unshown, {})));
-  const bool stopped = child.code == exit_code(ErrorCode::kInterrupted);  // the first rank says so
+  const bool stopped = child.code == exit_code(ErrorCode::kInterrupted);  // rank 0 reports it
   if (child.code != 0 && !stopped && !merger_.has_explained(child.rank)) {
     say(fmt::format("rank {} ended with exit code {}", child.rank, child.code));
   }
@@ -370,7 +372,7 @@ void Launch::note_end(Child& child) {
 void Launch::handle_signals() {
   while (const int signal = signals_.next()) {
     if (signal == SIGPIPE) continue;
-    // Slurm warns by SIGUSR1 that SIGTERM is to come: that one is no second order to end.
+    // Slurm announces a later SIGTERM by SIGUSR1. That SIGTERM is no second order to end.
     const bool again = ending_.interrupted && !(ending_.warned && signal == SIGTERM);
     ending_.warned = !ending_.interrupted && signal == SIGUSR1;
     signal_running(again ? SIGKILL : signal);
@@ -386,7 +388,7 @@ void Launch::handle_signals() {
 void Launch::begin_ending(milliseconds grace) {
   if (ending_.terminate_at || ending_.kill_at) return;
   ending_.terminate_at = Clock::now() + grace;
-  // A stopped rank ends by nothing but SIGKILL.
+  // Only SIGKILL ends a stopped rank.
   for (Child& child : children_) {
     if (!child.running || state_of(child.pid) != 'T') continue;
     child.signalled = true;
@@ -398,7 +400,7 @@ void Launch::escalate() {
   const auto now = Clock::now();
   if (ending_.kill_at && now >= *ending_.kill_at) {
     signal_running(SIGKILL);
-    ending_.kill_at = now + kTerminateTime;  // a process in the kernel's hands may take a while
+    ending_.kill_at = now + kTerminateTime;  // the kernel may delay the end of a process
   } else if (!ending_.kill_at && ending_.terminate_at && now >= *ending_.terminate_at) {
     signal_running(SIGTERM);
     ending_.terminate_at.reset();
@@ -414,10 +416,10 @@ void Launch::signal_running(int signal) {
   }
 }
 
-// Ends the processes that the ranks themselves have started; then the pipes end.
+// Ends the processes that the ranks themselves have started, so that the pipes end. Shows the rest.
 void Launch::drain() {
   kill(-children_.front().pid, SIGKILL);
-  hear_ranks();  // a hook may have been started just before
+  hear_ranks();  // a rank may have started a hook just before
   hooks_.end();
   const auto deadline = Clock::now() + kDrainTime;
   const auto is_open = [](const Child& child) { return static_cast<bool>(child.output); };
@@ -440,14 +442,15 @@ int Launch::result() const {
   const auto done = [](const Child& child) {
     return !child.counts || (child.code == 0 && child.signal == 0);
   };
-  // A signal that came when all were done has interrupted nothing.
+  // A signal after the end of all work has interrupted nothing.
   if (ending_.interrupted && !std::ranges::all_of(children_, done)) return 130;
-  // If losses are survived, ranks that ended last come first, and among them one that was done.
+  // If the run survives losses, ranks that ended last come first. Among them one without a failure
+  // does.
   int last = 0;
   for (const Child& child : children_) {
     if (options_.survives && child.counts && !child.signalled) last = std::max(last, child.turn);
   }
-  // A rank that failed by itself comes before those that failed because of it; then the first.
+  // A rank that failed by itself precedes those that failed because of it, then the earliest.
   const auto worse = [last](const Child& a, const Child& b) {
     const auto order = [last](const Child& child) {
       const bool is_failure = !child.signalled && (child.code != 0 || child.signal != 0);

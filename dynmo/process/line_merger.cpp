@@ -9,7 +9,7 @@ namespace dynmo::process {
 namespace {
 
 constexpr std::string_view kOurs = "dynmo: ";
-constexpr std::string_view kNote = "note: ";  // a rank that goes on has said it
+constexpr std::string_view kNote = "note: ";  // of a rank that continues
 constexpr std::size_t kMaxLine = 1 << 16;     // longer ones are cut
 constexpr std::size_t kMaxRemembered = 1000;
 
@@ -20,7 +20,7 @@ std::string_view without_error(std::string_view text) {
   return text.starts_with(kError) ? text.substr(kError.size()) : text;
 }
 
-// Without "rank 1: ", which the other ranks put in front of rank 1's reason.
+// Returns the text without "rank 1: ", which other ranks put before the reason of rank 1.
 std::string_view without_rank(std::string_view text) {
   constexpr std::string_view kRank = "rank ";
   if (!text.starts_with(kRank)) return text;
@@ -29,7 +29,7 @@ std::string_view without_rank(std::string_view text) {
   return text.substr(end).starts_with(": ") ? text.substr(end + 2) : text;
 }
 
-// Two ranks may have noticed one loss in different ways, and one file system in different folders.
+// Returns the text without details that differ between ranks: how a loss was noticed, and folders.
 std::string_view without_detail(std::string_view text) {
   if (text.starts_with(kNote)) return text.substr(0, text.rfind(" ('"));
   constexpr std::string_view kLost = " was lost: ";

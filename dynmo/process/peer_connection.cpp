@@ -11,7 +11,7 @@ namespace dynmo::process {
 namespace {
 
 constexpr std::size_t kMaxVerdictText = 4000;
-constexpr std::size_t kMaxFrame = 8192;  // of one that has not said hello
+constexpr std::size_t kMaxFrame = 8192;  // of a connection without a hello so far
 constexpr std::size_t kMaxKnownFrame = std::size_t{8} << 20;
 
 template <typename T>

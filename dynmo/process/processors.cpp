@@ -35,8 +35,8 @@ bool contains(const std::vector<std::string>& words, const std::string& word) {
   return std::ranges::find(words, word) != words.end();
 }
 
-// A hierarchy of control groups: where it is mounted, which of its groups is at the mount point,
-// and which one is this process's.
+// A hierarchy of control groups: its mount point, the group at that point, and the group of this
+// process.
 struct Hierarchy {
   enum class Version { k1, k2 };
   Version version;
@@ -58,7 +58,8 @@ std::optional<Hierarchy> hierarchy_of(const std::string& line) {
   return std::nullopt;
 }
 
-// The lines of /proc/self/cgroup are "number:controllers:/group"; version 2 has "0::/group".
+// Returns this process's group, from /proc/self/cgroup. Its lines are "number:controllers:/group",
+// in version 2 "0::/group".
 std::optional<std::string> group_of(Hierarchy::Version version, const fs::path& root) {
   for (const std::string& line : lines_of(root / "proc/self/cgroup")) {
     const auto first = line.find(':');
@@ -94,8 +95,8 @@ std::optional<double> quota_in(const fs::path& folder, Hierarchy::Version versio
   return words.size() == 2 ? ratio(words[0], words[1]) : std::nullopt;
 }
 
-// The group's folder below the mount point. A container may see only its own group there, under a
-// name in /proc that is the host's: then the mount point itself is the group.
+// Returns the group's folder below the mount point. A container may see only its own group there,
+// while /proc has the name on the host. Then the mount point itself is the group.
 fs::path below_mount(const Hierarchy& hierarchy) {
   fs::path group = hierarchy.group;
   if (hierarchy.root != "/") group = group.lexically_relative(hierarchy.root);

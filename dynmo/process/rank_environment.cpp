@@ -16,16 +16,16 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 
-// How a launcher tells a process its place. Null: it does not.
+// The variables by which a launcher gives a process its place. Null if it has none for a value.
 struct Names {
   const char* rank;
   const char* size;
   const char* local_rank;
   const char* local_size;
-  const char* job;    // different for launches that may share a host
-  const char* step;   // part of the job
+  const char* job;    // differs between launches that may share a host
+  const char* step;   // number within the job
   const char* hosts;  // rank 0 runs on the first
-  const char* say;    // how the user gives MASTER_ADDR
+  const char* say;    // how a user sets MASTER_ADDR
 };
 
 constexpr Names kTorchrun = {"RANK",  "WORLD_SIZE", "LOCAL_RANK", nullptr,
@@ -59,17 +59,17 @@ Expected<int> integer(const GetVariable& get, const char* name, int low, int hig
   return value;
 }
 
-// Finds the names that say which rank this process is; null if it was started as none.
+// Returns the variables that give this process's rank, or null if it was not started as a rank.
 Expected<const Names*> names_in_use(const GetVariable& get) {
   if (is_set(get, "RANK") || is_set(get, "WORLD_SIZE")) return &kTorchrun;
   for (const Names& names : kOthers) {
     if (!is_set(get, names.rank) || !is_set(get, names.size)) continue;
     DYNMO_ASSIGN(const int size, integer(get, names.size, 1, kMaxRanks));
-    // The names behind these may be those of the launcher's own helpers: they are not asked.
+    // Later names are not examined, because they may belong to the launcher's own helpers.
     return size > 1 ? &names : nullptr;
   }
   const bool has_place = is_set(get, "MASTER_ADDR") || is_set(get, "MASTER_PORT");
-  // Set for srun, in the batch script that calls it.
+  // A batch script sets these for the srun that it calls.
   if (has_place && !is_set(get, "SLURM_JOB_ID")) return &kTorchrun;
   return nullptr;
 }
@@ -88,7 +88,7 @@ Expected<void> require_all(const GetVariable& get) {
                     given, missing);
 }
 
-// The first of Slurm's list: "gpu01" of "gpu[01-03,07],login".
+// Returns the first host of Slurm's list: "gpu01" for "gpu[01-03,07],login".
 std::string first_host(std::string_view list) {
   const std::size_t end = list.find_first_of(",[");
   std::string host(list.substr(0, end));
@@ -118,7 +118,8 @@ Expected<std::string> address_of(const GetVariable& get, const Names& names, int
                     names.rank, names.size, names.say);
 }
 
-// Below the ports that Linux gives to programs that want any (32768 and up).
+// Returns the port. One from the job is below the ports that Linux assigns by itself (32768 and
+// up).
 Expected<int> port_of(const GetVariable& get, const Names& names) {
   if (is_set(get, "MASTER_PORT")) return integer(get, "MASTER_PORT", 1, 65535);
   std::uint64_t job = 0;
@@ -170,7 +171,7 @@ constexpr std::string_view kAddress = "SLURM_TOPOLOGY_ADDR";
 constexpr std::string_view kPattern = "SLURM_TOPOLOGY_ADDR_PATTERN";
 constexpr std::size_t kMaxBytes = 4096;
 
-// The text before the `count`-th dot; nullopt: there are fewer.
+// Returns the text before the `count`-th dot, or nullopt if there are fewer.
 std::optional<std::string_view> before_dot(std::string_view text, std::ptrdiff_t count) {
   std::size_t end = 0;
   for (std::ptrdiff_t i = 0; i < count; ++i) {
@@ -199,7 +200,7 @@ Expected<std::string> switches_of_host(const GetVariable& get) {
                       "{}='{}' with {}='{}', wanted a pattern that ends in 'node'", kAddress,
                       address, kPattern, pattern);
   }
-  // Names of hosts may have dots, so the switches are what the pattern has before the host.
+  // Hosts' names may have dots, so the pattern's parts before the host give the number of switches.
   const std::ptrdiff_t levels = std::ranges::count(pattern, '.');
   const auto switches = before_dot(address, levels);
   const std::size_t host = switches && levels > 0 ? switches->size() + 1 : 0;

@@ -24,8 +24,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Seconds of silence before the other end is asked for a sign of life, between two such questions,
-// and their number.
+// Seconds of silence before the first probe of the other end, seconds between probes, and their
+// number.
 constexpr int kKeepIdle = 10;
 constexpr int kKeepInterval = 5;
 constexpr int kKeepProbes = 4;
@@ -43,7 +43,7 @@ Expected<Addresses> resolve(const std::string& address, std::uint16_t port) {
   return Addresses(found, freeaddrinfo);
 }
 
-// The error's number, or 0 and the listening socket.
+// Returns the error's number, or 0 and the listening socket.
 int try_listen(int family, const sockaddr* address, socklen_t length, UniqueFd& socket) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) return errno;
@@ -70,7 +70,7 @@ sockaddr_storage own_name(const UniqueFd& socket) {
   return name;
 }
 
-// Numeric, without the port.
+// Returns the numeric address without the port.
 std::string text_of(const sockaddr& name) {
   char text[INET6_ADDRSTRLEN] = {};
   if (name.sa_family == AF_INET6) {
@@ -92,7 +92,7 @@ bool is_connected_to_itself(const UniqueFd& socket) {
   return std::memcmp(&own, &peer, length) == 0;
 }
 
-// The error's number, or 0 and the connected socket.
+// Returns the error's number, or 0 and the connected socket.
 int try_connect(const addrinfo& to, Clock::time_point deadline, UniqueFd& socket) {
   UniqueFd fd(::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return errno;
@@ -140,7 +140,7 @@ Expected<UniqueFd> listen_on(const std::string& address, std::uint16_t port) {
     if (error == 0) return socket;
     if (error == EADDRINUSE) break;
   }
-  // No rank would reach a loopback address that is not there.
+  // A missing loopback address is no reason to listen everywhere, where no rank would connect.
   if (error == EADDRNOTAVAIL && !is_loopback(address)) error = try_listen_everywhere(port, socket);
   if (error == 0) return socket;
   if (error == EADDRINUSE) {
@@ -260,7 +260,7 @@ void keep_alive(const UniqueFd& socket) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdle);
   set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepInterval);
   set(IPPROTO_TCP, TCP_KEEPCNT, kKeepProbes);
-  // The same where something was sent that is not acknowledged.
+  // The same limit applies if sent data is not acknowledged.
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * (kKeepIdle + kKeepProbes * kKeepInterval));
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
 }

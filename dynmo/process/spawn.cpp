@@ -21,15 +21,16 @@ extern char** environ;
 namespace dynmo::process {
 namespace {
 
-// In the child, where only async-signal-safe calls are allowed. False leaves errno.
+// Prepares the child, in which only async-signal-safe calls are allowed. Returns false and sets
+// errno on failure.
 bool prepare(const ChildOptions& options, const cpu_set_t& core, pid_t parent) {
   setpgid(0, options.group);
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
-  if (getppid() != parent) _exit(127);  // it died before it could be said
+  if (getppid() != parent) _exit(127);  // the parent ended before PR_SET_PDEATHSIG
   if (options.core && sched_setaffinity(0, sizeof core, &core) != 0) return false;
-  // Ranks are in the background of the terminal, where `stty tostop` would stop them as they print.
+  // Ranks are in the terminal's background, where `stty tostop` would stop them when they print.
   signal(SIGTTOU, SIG_IGN);
-  // A shell has jobs that a script starts with `&` ignore SIGINT; what is passed on must end them.
+  // In jobs that a script starts with `&`, SIGINT is ignored. A forwarded one must end the ranks.
   signal(SIGINT, SIG_DFL);
   const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0) return false;
@@ -42,7 +43,7 @@ bool prepare(const ChildOptions& options, const cpu_set_t& core, pid_t parent) {
   return sigprocmask(SIG_SETMASK, &options.signals, nullptr) == 0;
 }
 
-// The errno that the child reports before its end; 0 if it runs the program.
+// Returns the errno that the child reports before its end, or 0 if it runs the program.
 int read_failure(const UniqueFd& pipe) {
   int error = 0;
   ssize_t got = 0;
@@ -114,7 +115,7 @@ Expected<pid_t> spawn(const ChildOptions& options) {
   if (child < 0) {
     return make_error(ErrorCode::kBadInput, "cannot start a process: {}", system_reason(errno));
   }
-  setpgid(child, options.group);  // also here, since either may come first
+  setpgid(child, options.group);  // in both processes, because either may run first
   report.reset();
   const int error = read_failure(failure);
   if (error == 0) return child;

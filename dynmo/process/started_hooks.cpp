@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
 
-// Whether the process that this descriptor names ends within `at_most`.
+// Returns whether the process of this descriptor ends within `at_most`.
 bool has_ended(const UniqueFd& process, milliseconds at_most = milliseconds(0)) {
   pollfd event{.fd = process.get(), .events = POLLIN, .revents = 0};
   return poll(&event, 1, static_cast<int>(at_most.count())) > 0;
@@ -41,7 +41,7 @@ void StartedHooks::end() {
   for (const Hook& hook : hooks_) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
     has_ended(hook.process, std::max(left, milliseconds(0)));
-    kill(-hook.group, SIGKILL);  // what it has started itself, too
+    kill(-hook.group, SIGKILL);  // also ends its own children
   }
 }
 
