@@ -25,12 +25,12 @@
 namespace dynmo::train {
 namespace {
 
-// A change of groups among ranks that are there; the first group waits longer for its ranks.
+// Time for a change between groups whose ranks are all running. The first group waits longer.
 constexpr std::chrono::milliseconds kChangeTime{20000};
-constexpr std::chrono::seconds kSurviveTime{60};     // for all that are left to meet again
+constexpr std::chrono::seconds kSurviveTime{60};     // for all ranks that are left to meet again
 constexpr std::chrono::milliseconds kLookTime{2};    // between two checks of the survivors
-constexpr std::chrono::milliseconds kAskTime{1000};  // for the answer of one process
-constexpr std::chrono::milliseconds kAskAgain{200};  // those that were there
+constexpr std::chrono::milliseconds kAskTime{1000};  // for one process to answer
+constexpr std::chrono::milliseconds kAskAgain{200};  // while the next group forms
 
 std::atomic<bool> sigterm{false};
 
@@ -48,8 +48,8 @@ class WatchedOperation final : public transport::Operation {
   HangWatch& hangs_;
 };
 
-// The transport of a group that another object owns and ends. `hangs` is null, or is told of all
-// messages.
+// The transport of a group that another object owns and ends. Reports all messages to `hangs`,
+// unless it is null.
 class Borrowed final : public transport::Transport {
  public:
   Borrowed(transport::Transport& group, HangWatch* hangs) : group_(group), hangs_(hangs) {
@@ -77,10 +77,10 @@ class Borrowed final : public transport::Transport {
 
   transport::Transport& group_;
   HangWatch* hangs_;
-  std::optional<HangWatch::Waiting> alone_;  // no peer waits for it
+  std::optional<HangWatch::Waiting> alone_;  // no peer waits for a rank that is alone
 };
 
-// Its thread may be at anything: nothing is closed or flushed.
+// Ends the process. The training thread may hold anything, so nothing is closed or flushed.
 [[noreturn]] void end_hanging(std::chrono::milliseconds limit) {
   const std::string text = fmt::format(
       "dynmo: this rank hangs: it has neither sent nor received anything for {:g} s "
@@ -99,7 +99,7 @@ Expected<void> guarded(const C10dGroups& groups, const std::function<Expected<vo
     return make_error(ErrorCode::kBadInput, "{}", fault.what());
   } catch (const std::exception& fault) {
     Error error = error_of(fault);
-    // This rank alone has thrown it: what its machine lacks is no bad input of the others.
+    // Only this rank has thrown it, so the fault of its machine is no bad input of the others.
     if (groups.others_go_on()) error.code = ErrorCode::kInternal;
     return error;
   }
@@ -175,7 +175,8 @@ Expected<std::vector<elastic::PlanePlace>> C10dGroups::planes_of(c10d::Group& gr
   return places;
 }
 
-// One for all groups of this process, from the first that is not of this rank alone.
+// Returns the control plane, which all groups of this process share. Makes it for the first group
+// with other ranks.
 std::shared_ptr<elastic::ControlPlane> C10dGroups::plane_for(int size) {
   if (plane_ == nullptr && size > 1) {
     plane_ = elastic::ControlPlane::start({.id = self_.id, .silence = options_.silence});
@@ -216,10 +217,10 @@ void C10dGroups::watch_devices() {
 bool C10dGroups::asked_to_leave() const { return sigterm.load(std::memory_order_relaxed); }
 
 std::string C10dGroups::address() const {
-  return address_.empty() ? options_.address : address_;  // it was alone from the start
+  return address_.empty() ? options_.address : address_;  // this rank was alone from the start
 }
 
-// Requires that this rank is in it.
+// Returns the options of the next group. Requires that this rank is in it.
 c10d::GroupOptions C10dGroups::options_for(const elastic::View& next) const {
   c10d::GroupOptions options;
   options.rank = *next.rank_of(self_.id);
@@ -253,7 +254,7 @@ Expected<transport::Transport*> C10dGroups::form(const elastic::View& next,
   c10d::GroupOptions options = options_for(next);
   options.meeting_place = meeting_place(place);
   options.meeting = std::exchange(next_.meeting, nullptr);
-  // A rank that is lost in the current group never comes to the next one.
+  // Gives up if a rank of the current group is lost, because it never joins the next one.
   options.give_up = [&]() -> std::optional<Error> {
     if (auto lost = failure()) return lost;
     return give_up ? give_up() : std::nullopt;
@@ -272,7 +273,7 @@ void C10dGroups::drop(const Error& why) {
 Expected<bool> C10dGroups::take() {
   const HangWatch::Waiting waits = waiting();
   DYNMO_TRY(now_.group->leave());
-  // The transports go before their group. Gloo takes 10 ms and more to close its connections.
+  // Transports end before their group. Closing Gloo's connections takes 10 ms or more.
   now_.devices = {};
   now_.transport.reset();
   closing_ =
@@ -317,7 +318,7 @@ Expected<void> C10dGroups::meet_again(elastic::Survivors& survivors,
   // (No rank has joined before all are present.)
   DYNMO_TRY(form(call.next, call.place, give_up));
   elastic::Standing mine = standing_;
-  mine.open.push_back(before);  // not all may have had the same view in force
+  mine.open.push_back(before);  // ranks may have had different current views
   const std::string origin = "the views that count for a rank";
   DYNMO_ASSIGN(const std::vector<Json> all,
                transport::gather_json(*next_.joined.transport,
@@ -442,7 +443,7 @@ Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>(
     }
     return left;
   }
-  if (done.error().code == ErrorCode::kInterrupted) {  // all stop alike, between two steps
+  if (done.error().code == ErrorCode::kInterrupted) {  // all ranks stop alike between two steps
     DYNMO_TRY(groups.close_channels());
     DYNMO_TRY(groups.in_force()->leave());
     return done.error();

@@ -91,10 +91,9 @@ class C10dGroups final : public elastic::Groups {
   // group.
   [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
 
-  // Returns the channels between devices of the group with this transport, in force or forming, or
-  // none.
+  // Returns the device channels of the current or the forming group with this transport, or none.
   [[nodiscard]] const c10d::NcclTransport& devices_of(const transport::Transport& group) const;
-  // Closes those of the group in force when nothing is in flight. All its ranks call it.
+  // Closes the channels of the current group, when nothing is in flight. All its ranks call it.
   [[nodiscard]] Expected<void> close_channels();
 
   // Ends the group in force for all its ranks.

@@ -16,10 +16,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Ranks that wait for a disk hear of each other as often.
+// Ranks that wait for a disk exchange messages at this interval.
 constexpr std::chrono::milliseconds kRound{50};
 
-// A result as text: what it gave, or "!" and its error's message.
+// Returns a result as text: its value, or "!" and the error's message.
 std::string encode(const Expected<std::string>& result) {
   return result.has_value() ? "." + *result : "!" + result.error().message;
 }
@@ -66,7 +66,7 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
     const auto made = checkpoint::begin_checkpoint(root_, now_.step, generation);
     if (!made) begun = made.error();
   }
-  // The others may write when the folder is there.
+  // Other ranks may write once the folder exists.
   DYNMO_TRY(exchange(begun));
   if (outcome_.failure) {
     give_up();
@@ -81,8 +81,8 @@ Expected<void> Checkpointer::start(const runtime::Pipeline& pipeline) {
   return {};
 }
 
-// On a device the layers for whose copies there is room travel while training goes on, and the
-// writer's thread waits for them.
+// Gives the layers to the writer. On a device, layers are copied while training continues, as far
+// as there is room for the copies. The writer's thread waits for them.
 void Checkpointer::add_layers(const runtime::Pipeline& pipeline) {
   runtime::LayerStates beside;
   if (pipeline.staging().beside) {
@@ -105,8 +105,8 @@ void Checkpointer::add_layers(const runtime::Pipeline& pipeline) {
 void Checkpointer::add_copies(runtime::CopiedLayers copies, const model::Model& model) {
   for (auto& [id, copy] : copies.layers) {
     const Bytes bytes = model::tensor_bytes(copy);
-    // The thread makes the file, because sizes of pruned matrices are in the bytes. The values of
-    // layer_file() live as long as the file.
+    // The thread makes the file, because the sizes of pruned matrices follow from the copied bytes.
+    // The values of layer_file() live as long as the file.
     auto arrived = [end = copies.end, layer = model[id.index()], state = std::move(copy),
                     name = name_, values = std::vector<at::Tensor>()]() mutable {
       end.wait();
@@ -158,7 +158,7 @@ Expected<std::vector<std::string>> Checkpointer::exchange(const Expected<std::st
   return all;
 }
 
-// All files are on the disk, or one rank could not write.
+// Begins the commit. All files are on the disk, or a rank could not write.
 Expected<void> Checkpointer::commit() {
   DYNMO_ASSIGN(std::vector<std::string> texts, exchange(entries_text(writer_->finish())));
   if (outcome_.failure) {
@@ -175,7 +175,7 @@ Expected<void> Checkpointer::commit() {
       entries.insert(entries.end(), some.begin(), some.end());
     }
     DYNMO_TRY(checkpoint::commit_checkpoint(now.pending, now.step, std::move(entries), now.state));
-    checkpoint::discard_pending(root);  // of groups that have ended
+    checkpoint::discard_pending(root);  // left by groups that have ended
     const auto pruned = checkpoint::prune(root, keep);
     found->not_removed = pruned ? "" : pruned.error().message;
     return {};
@@ -183,7 +183,7 @@ Expected<void> Checkpointer::commit() {
   return {};
 }
 
-// Makes room for the next attempt and finds out what is still good.
+// Removes the failed attempt, and finds the newest checkpoint that is still good.
 void Checkpointer::give_up() {
   now_.phase = Phase::kCommitting;
   if (!leads()) return;

@@ -28,10 +28,10 @@ namespace {
 using process::LineClient;
 
 constexpr std::chrono::milliseconds kConnect{5000};
-constexpr std::chrono::milliseconds kAnswer{60000};  // it may have to read its data first
-// A place comes when the run takes the newcomer in, which may be never.
+constexpr std::chrono::milliseconds kAnswer{60000};  // the leader may have to read its data first
+// Time that a newcomer waits for a place, which may never come.
 constexpr std::chrono::hours kStandby{24 * 365};
-constexpr std::chrono::seconds kNextLeader{10};  // to lead, after the previous leader was killed
+constexpr std::chrono::seconds kNextLeader{10};  // for another leader after a killed one
 constexpr std::chrono::milliseconds kLook{50};
 constexpr std::chrono::milliseconds kJoinTime{20000};
 constexpr int kTries = 3;
@@ -45,7 +45,7 @@ Expected<elastic::Reply> hear(LineClient& leader, std::chrono::milliseconds time
   return elastic::parse_reply(*line);
 }
 
-// Returns the leader's answer, whether it does what is asked for or not.
+// Returns the leader's answer, whether it agrees or not.
 Expected<elastic::Reply> ask(const elastic::ControlEndpoint& where, const elastic::Request& request,
                              LineClient& leader) {
   auto connected = LineClient::connect(where.address, where.port, kConnect);
@@ -58,8 +58,8 @@ Expected<elastic::Reply> ask(const elastic::ControlEndpoint& where, const elasti
   return hear(leader, kAnswer);
 }
 
-// Checks that this folder is the run's. A folder with the same name elsewhere would get records,
-// and the files of a leader, that are never found.
+// Checks that this folder is the run's. In another folder with the same name, records and a
+// leader's files would never be found.
 Expected<void> check_is_here(const std::string& folder, const elastic::ControlEndpoint& where) {
   const auto secret = elastic::read_secret(elastic::secret_path(folder));
   if (secret && elastic::same_secret(*secret, where.secret)) return {};
@@ -69,7 +69,7 @@ Expected<void> check_is_here(const std::string& folder, const elastic::ControlEn
                     folder, where.address, where.port);
 }
 
-// Returns the folder of the logs as it is called here, if it lies in that of the run.
+// Returns the logs' folder in this host's paths, if it is inside the run's folder.
 std::string moved_with(const std::string& log, const std::filesystem::path& from,
                        const std::filesystem::path& to) {
   if (log.empty()) return log;
@@ -78,7 +78,7 @@ std::string moved_with(const std::string& log, const std::filesystem::path& from
   return inside.empty() || *inside.begin() == ".." ? log : (to / inside).string();
 }
 
-// The options of a newcomer: the run's own settings, with what is the newcomer's.
+// Returns the options of a newcomer: the run's settings, and its own paths.
 Expected<ValidOptions> options_in_run(const elastic::ControlEndpoint& where,
                                       const JoinOptions& join, TrainOptions options) {
   LineClient leader;
@@ -89,7 +89,7 @@ Expected<ValidOptions> options_in_run(const elastic::ControlEndpoint& where,
   config = {};
   DYNMO_TRY(apply_text(config, reply.text, "the run's settings"));
   if (!join.data.empty()) config.data.path = join.data;
-  // The folder of the run as it is called here; records of this rank go there.
+  // The run's folder may have another path here. Records of this rank are written there.
   std::error_code fault;
   if (std::filesystem::is_directory(join.run, fault)) {
     config.run.log = moved_with(config.run.log, config.run.directory, join.run);
@@ -110,7 +110,7 @@ Expected<void> check_kernels(const ResolvedRun& run) {
                     why);
 }
 
-// Waits until the run gives it a place, with any leader: `where` follows the leader.
+// Waits until the run gives this process a place. `where` follows the leader if it changes.
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
                                   const Reporter& reporter, elastic::ControlEndpoint& where,
                                   LineClient& leader) {
@@ -127,10 +127,10 @@ Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Reques
       return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", said->text);
     }
     const Error why = said ? Error{said->code, said->text} : said.error();
-    // A leader that leaves says where the next one is, which has written it before.
+    // A leader that leaves names the next one, whose endpoint is already written.
     const auto now = said && said->leader ? elastic::endpoint_of(*said->leader, where.secret)
                                           : elastic::find_leader(join.run, join.secret_file);
-    // The files of one that was killed name it until the next one leads.
+    // After a leader was killed, the files name it until the next one leads.
     const bool may_come = now && !said && std::chrono::steady_clock::now() < until;
     if (!may_come && (!now || now->is_at(where))) return why;
     if (now->is_at(where)) std::this_thread::sleep_for(kLook);
@@ -152,7 +152,7 @@ c10d::GroupOptions group_at(const elastic::Place& place, const config::Config& c
   return group;
 }
 
-// `taken`: it has become a rank.
+// Joins a run. Sets `taken` once this process is a rank.
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process, bool& taken) {
   DYNMO_ASSIGN(elastic::ControlEndpoint where, elastic::find_leader(join.run, join.secret_file));
   DYNMO_ASSIGN(const ValidOptions valid, options_in_run(where, join, process.options));
@@ -165,18 +165,18 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
   if (on_device(config)) DYNMO_TRY(c10d::device_kind(config.run.device).load());
   DYNMO_TRY(check_log_folder(config));
   request.newcomer = self;
-  // A group may not come to be because of another newcomer, or of the way from here to a rank.
+  // Tries several times: a group may fail because of another newcomer, or a broken route to a rank.
   const auto environment = process::rank_environment();
   const bool launched = environment && *environment;
   for (int tries = 1;; ++tries) {
     LineClient leader;
     DYNMO_ASSIGN(const elastic::Place place,
                  stand_by(join, request, process.reporter, where, leader));
-    // Numbers go on where the launcher's end, so that newcomers share out the devices of a host.
+    // Member numbers continue those of the launcher, so that newcomers share the devices of a host.
     DYNMO_TRY(open_rank_device(run, launched ? (*environment)->local_rank : place.member));
     DYNMO_TRY(check_kernels(run));
-    // Before, it may just end. From here on others count on it: those that take it as a rank would
-    // lose it before it has heard so.
+    // Before this point the process may simply end. From here on other ranks depend on it, and
+    // would lose it without notice.
     leave_on_sigterm();
     self.number = place.member;
     LoggedReporter logged(process.reporter);
@@ -223,7 +223,7 @@ bool run_goes_on(const std::string& run) {
 Expected<void> join_run(const JoinOptions& join, const RankProcess& process) {
   bool taken = false;
   auto done = join_run(join, process, taken);
-  // The run may end while a process that it has asked for is on its way: that is no error of it.
+  // The run may end while a requested process is still starting. That is no error.
   std::error_code fault;
   const bool ended = !std::filesystem::exists(elastic::job_path(join.run), fault);
   if (!done && !taken && ended && process::has_launcher()) return {};

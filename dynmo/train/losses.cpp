@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxLosses = 3;  // of one step
 constexpr std::chrono::seconds kLately{60};
-constexpr int kMaxLately = 6;  // losses that delay the start of others: 63 s
+constexpr int kMaxLately = 6;  // maximum number of losses that lengthen the delay: up to 63 s
 
 }  // namespace
 
@@ -39,7 +39,7 @@ Losses::Counts Losses::with_another(const std::vector<Counts>& known, std::int64
   for (const Counts& theirs : known) {
     for (const auto& [step, times] : theirs) all[step] = std::max(all[step], times);
   }
-  all.erase(all.begin(), all.lower_bound(reached));  // the run has got further
+  all.erase(all.begin(), all.lower_bound(reached));  // steps that the run has done since
   ++all[reached];
   return all;
 }
@@ -49,7 +49,7 @@ Expected<void> Losses::note(Counts now, const Error& why) {
   for (const auto& [step, times] : counts_) {
     if (times < kMaxLosses) continue;
     const std::string begin = fmt::format("step {} was lost {} times, at last: ", step, times);
-    // Another rank may have ended by this error before, and so have been lost here.
+    // Another rank may have ended by this error, and was then lost here.
     if (why.message.starts_with(begin)) return Error{ErrorCode::kPeerLost, why.message};
     return Error{ErrorCode::kPeerLost, begin + why.message};
   }

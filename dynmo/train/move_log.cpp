@@ -11,11 +11,11 @@
 namespace dynmo::train {
 namespace {
 
-constexpr std::size_t kCompared = 3;  // steps before a move, and after it
+constexpr std::size_t kCompared = 3;  // number of compared steps before and after a move
 
 double median_of(const std::deque<double>& times) { return median({times.begin(), times.end()}); }
 
-// Returns the gain of a step that took `before` and takes `after`, in percent of the first.
+// Returns by how many percent `after` is shorter than `before`.
 double gain_percent(double before, double after) { return 100 * (1 - after / before); }
 
 }  // namespace

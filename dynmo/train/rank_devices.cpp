@@ -15,7 +15,7 @@ C10dGroups::Connect connects_devices(const ValidOptions& options) {
   const config::Config& config = options.config();
   if (!on_device(config)) return {};
   const c10d::DeviceKind kind = c10d::device_kind(config.run.device);
-  std::string why;  // there are no channels
+  std::string why;  // why there are no channels
   if (config.sources.enabled<dynamism::EarlyExitOptions>()) {
     why = "the number of rows changes";
   } else if (kind.connect == nullptr) {

@@ -32,7 +32,7 @@
 namespace dynmo::train {
 namespace {
 
-// The run's locks, for a rank 0 that no launcher has started.
+// Takes the run's locks on rank 0, unless a launcher holds them.
 Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
   if (rank != WorldRank(0) || std::getenv(kLockedByLauncher) != nullptr) return RunLocks();
   return lock_run(options);
@@ -47,7 +47,7 @@ Expected<void> check_meets_elsewhere(const config::Config& config) {
                     config.elastic.listen);
 }
 
-// Whether the config asks for other ranks than have been started elsewhere.
+// Returns whether the config asks for another number of ranks than a launcher has started.
 bool asks_for_others(const config::Config& config, const process::RankEnvironment& environment) {
   const std::int64_t asked = config.pipeline.ranks * config.pipeline.replicas;
   const bool same = config.pipeline.ranks == 0 || asked == environment.size;
@@ -136,7 +136,7 @@ Expected<void> run_logged(const RankProcess& process, ValidOptions valid,
 Expected<void> run_rank(const RankProcess& process) {
   DYNMO_ASSIGN(const auto environment, process::rank_environment());
   DYNMO_CHECK(environment.has_value(), "a process that was started as a rank");
-  // Before joining, which waits for all others.
+  // Before joining, because that waits for all other ranks.
   DYNMO_ASSIGN(const ValidOptions valid, validated(process.options));
   DYNMO_TRY(check_meets_elsewhere(valid.config()));
   DYNMO_TRY(pipeline_ranks(valid.config(), environment->size));
@@ -211,14 +211,14 @@ Expected<int> launch(const TrainOptions& options, const std::vector<std::string>
   if (config.elastic.enabled) {
     launch_options.late_command = late_command;
     launch_options.survives = true;
-    launch_options.all_report = true;  // any may come to lead
+    launch_options.all_report = true;  // any rank may become leader
   }
   if (config.pipeline.pin) {
     const std::vector<int> cores = process::usable_processors().to_pin();
     if (static_cast<int>(cores.size()) >= world) launch_options.cores = cores;
   }
   auto code = process::launch_ranks(launch_options);
-  // A leader that was killed has left what says where it listens.
+  // A leader that was killed has left the file with its endpoint.
   elastic::remove_job_of_ended(config.run.directory);
   return code;
 }

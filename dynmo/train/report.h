@@ -20,8 +20,8 @@ namespace dynmo::train {
                                         const std::vector<const observe::RunHistory*>& runs,
                                         const plan::Plan& plan);
 
-// Returns memory of the leader and, if the peak of a rank's device is known, the MFU over the last
-// steps. MFU counts the products of the dense model. The text says so if `sparse`.
+// Returns the leader's memory, and the MFU over the last steps if the peak FLOP/s of a rank's
+// device is known. MFU counts the products of the dense model, which the text tells if `sparse`.
 [[nodiscard]] std::string usage_text(const observe::RunHistory& run, const observe::RunScale& scale,
                                      bool sparse, Bytes memory);
 

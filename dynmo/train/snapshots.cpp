@@ -37,7 +37,8 @@ std::vector<int> hosts_of(const elastic::View& members) {
 
 }  // namespace
 
-// The layers of a rank, those that it keeps for another, and those that arrive for the next.
+// Returns which rank lacks memory for a snapshot, or "". It needs the copies of its own layers, of
+// those that it keeps, and of those that arrive.
 Expected<std::string> Snapshots::missing_memory(const GroupRun& group, const elastic::View& members,
                                                 transport::Transport& transport) const {
   Bytes layers;

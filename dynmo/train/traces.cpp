@@ -17,7 +17,7 @@ namespace {
 static_assert(std::is_trivially_copyable_v<schedule::TimedAction> &&
               std::is_trivially_copyable_v<TraceSpan>);
 
-// Ranks are of one build: the bytes of the values are the format.
+// Appends the bytes of a value. All ranks run one build, so they are the format.
 template <typename T>
 void put(std::string& bytes, const T& value) {
   bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
@@ -83,7 +83,7 @@ const char* name(SpanKind kind) {
   return "checkpoint";
 }
 
-// A rank learns that its sends are done at the end of the step; the receivers know better.
+// Ends each send with its receive. The sender itself notices the end only at the end of the step.
 void end_sends_with_their_receives(schedule::Timeline& timeline) {
   std::map<schedule::Action, Nanoseconds> arrivals;
   for (const auto& rank : timeline.ranks) {
@@ -100,7 +100,7 @@ void end_sends_with_their_receives(schedule::Timeline& timeline) {
   }
 }
 
-// Puts the times of a rank on the clock of rank 0.
+// Converts the times of a rank to the clock of rank 0.
 class ToFirstClock {
  public:
   explicit ToFirstClock(const transport::ClockFit& clock) : clock_(clock) {}
@@ -135,7 +135,7 @@ class ToFirstClock {
   std::int64_t error_ns_ = 0;
 };
 
-// One start for the step: every rank's actions relative to the first rank to start.
+// Returns a step with times since the start of the first rank to start.
 observe::TracedStep traced(const std::vector<std::vector<StepTrace>>& ranks, std::size_t i) {
   std::int64_t start = ranks[0][i].start_ns;
   for (const auto& rank : ranks) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The last steps of all ranks as one Perfetto trace, in the simulator's format, with the times of
-// rank 0's clock. And a step's data for the load trace.
+// Writes the last steps of all ranks as one Perfetto trace, in the simulator's format, by the clock
+// of rank 0. Also makes a step's entry in the load trace.
 
 #include <cstdint>
 #include <deque>

@@ -129,7 +129,7 @@ void TrafficIntervals::predict_step(const GroupRun& run, int frozen_layers) {
 
 void TrafficIntervals::add_steps() { add(predicted_, step_, std::exchange(times_, 0)); }
 
-// The plan in force is another one than that of the interval.
+// Adds the move from the interval's plan to the current one.
 void TrafficIntervals::add_move(const GroupRun& run) {
   add_steps();
   const plan::Plan& now = run.pipeline().plan();

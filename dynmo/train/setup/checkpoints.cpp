@@ -53,7 +53,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// Lists what the bits of a run depend on beside its config.
+// Lists what the bits of a run depend on in addition to its config.
 Json machine_json(const config::Config& config) {
   Json machine = {{"threads", at::get_num_threads()},
                   {"instruction_set", kernels::instruction_set_name()},
@@ -134,7 +134,8 @@ Expected<void> load_pruned(const checkpoint::Safetensors& file, const std::strin
   return {};
 }
 
-// The masks have the segments that the shape says, which older versions did not write.
+// Derives patterns from the masks. Returns kBadInput if a mask does not remove whole units, or has
+// other segments than the shape. Older versions wrote no segments.
 Expected<void> derive_all(const model::Layer& layer, const model::StateShape& shape,
                           model::LayerState& state) {
   if (const auto whole = model::check_units(state, layer.parameters()); !whole) {
@@ -152,7 +153,7 @@ Expected<void> derive_all(const model::Layer& layer, const model::StateShape& sh
   return {};
 }
 
-// `saved` is the layer's id in the checkpoint.
+// Loads a layer whose id in the checkpoint is `saved`.
 Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& checkpoint,
                                        const model::Layer& layer, LayerId saved, LayerId id,
                                        const TensorName& name) {
@@ -180,8 +181,8 @@ Expected<model::LayerState> load_layer(const checkpoint::VerifiedCheckpoint& che
   return state;
 }
 
-// A head of a checkpoint in slices (model/head_slice.h), the model's or that of an exit. `first` is
-// the id of the first of its layers.
+// A head of a checkpoint in slices (model/head_slice.h): the model's or that of an exit. `first` is
+// its first layer.
 struct SavedHead {
   LayerId first;
   std::int64_t slices = 1;
@@ -198,8 +199,8 @@ Expected<SavedHead> open_head(const checkpoint::VerifiedCheckpoint& checkpoint, 
   return head;
 }
 
-// Fills rows [begin, end) of a tensor of the head's matrix, whose name is `prefix` + that of the
-// matrix or of its slices.
+// Copies the rows `wanted` of the head's matrix, or of a tensor of its shape, from the slices. Its
+// name is `prefix` and that of the matrix.
 Expected<void> copy_rows(const SavedHead& head, const std::string& prefix,
                          const std::string& matrix, const cost::HeadRows& wanted,
                          const at::Tensor& to) {
@@ -217,7 +218,7 @@ Expected<void> copy_rows(const SavedHead& head, const std::string& prefix,
   return {};
 }
 
-// A tensor that is in one of the slices, or the same in several.
+// Copies a tensor that one slice has, or several have alike.
 Expected<void> copy_whole(const SavedHead& head, const std::string& name, const at::Tensor& to) {
   const auto found = std::ranges::find_if(
       head.files, [&](const auto& file) { return file.find(name) != nullptr; });
@@ -262,7 +263,8 @@ Expected<model::LayerState> load_recut(const SavedHead& head, const model::Layer
   return state;
 }
 
-// A config may differ from that of the checkpoint: only more steps, once all of the run are done.
+// Checks that the config continues the checkpoint's training. Once all steps are done, only a
+// larger number of steps does.
 Expected<void> check_continues(const config::Config& config, const std::string& saved_text,
                                const Restored& restored) {
   const std::string path = restored.checkpoint.path.string();
@@ -385,7 +387,7 @@ Expected<Restored> restore(const config::Config& config) {
 
 std::string changed_data(const Restored& restored, const DataIdentity& data,
                          const std::string& path) {
-  // A digest and a number of tokens tell nothing of one another.
+  // A digest and a number of tokens cannot be compared.
   const auto differ = [](const std::string& a, const std::string& b) {
     return !a.empty() && a.ends_with(" tokens") == b.ends_with(" tokens") && !b.empty() && a != b;
   };
@@ -401,7 +403,7 @@ std::string changed_data(const Restored& restored, const DataIdentity& data,
 Expected<runtime::LayerStates> load_states(const Restored& restored, const model::Model& model,
                                            const plan::Plan& plan, Rank rank,
                                            const TensorName& name) {
-  // Nothing but heads may lie in another number of layers.
+  // Only heads may have another number of layers in the checkpoint.
   const auto saved_layers = std::ssize(restored.checkpoint.manifest.files);
   const std::vector<model::WholePlace> places = model::whole_places(model);
   std::vector<bool> is_head(model.size(), false);  // by layer with whole heads
@@ -420,7 +422,7 @@ Expected<runtime::LayerStates> load_states(const Restored& restored, const model
                       model.size());
   }
   runtime::LayerStates states;
-  std::optional<SavedHead> head;  // of the newest layer that is of one
+  std::optional<SavedHead> head;  // newest head that was opened
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
     if (plan.owner(id) != rank) continue;

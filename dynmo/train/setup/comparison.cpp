@@ -15,7 +15,7 @@
 namespace dynmo::train {
 namespace {
 
-// Costs of one step as measured in it; of a step of several rounds, one round's.
+// Returns the costs that were measured in a step: those of one round, if it had several.
 cost::ModelCost costs_of(const observe::StepEntry& step, const cost::ModelCost& known, int rounds) {
   control::Profiler profiler(known, 1);
   profiler.add(step.layers, plan::owners(step.plan));
@@ -37,7 +37,7 @@ Expected<double> best_step_s(const cost::ModelCost& costs, const cost::Cluster& 
   return plan::step_time_bound_s(costs, cluster, micro_batches);
 }
 
-// simulated_optimum knows all cuts of such schedules.
+// Returns whether simulated_optimum() knows all cuts for this kind.
 bool one_stage_a_rank(schedule::ScheduleKind kind) {
   return schedule::traits(kind).layout == schedule::StageLayout::kOneARank;
 }

@@ -42,10 +42,10 @@ struct DryRun {
 };
 
 constexpr double kMaxMeasuring = 10;  // seconds
-constexpr int kMicroBatches = 2;      // of a step that is measured
-constexpr int kSteps = 4;             // the first of which warms up
+constexpr int kMicroBatches = 2;      // of a measured step
+constexpr int kSteps = 4;             // the first one warms up
 
-// Index of the first layer of the same kind, by layer.
+// Returns, for each layer, the index of the first layer of the same kind.
 std::vector<std::size_t> kinds_of(const model::Model& layers) {
   std::map<std::string, std::size_t> first;
   std::vector<std::size_t> kinds;
@@ -77,7 +77,8 @@ void take_times(cost::LayerCost& layer, const cost::LayerCost& from) {
   layer.activation_bytes = from.activation_bytes;
 }
 
-// A model of one layer a kind, in their order, trained for a few steps on one rank.
+// Returns costs measured on one rank, by training a model of one layer of each kind for a few
+// steps.
 Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost known,
                                          const std::vector<std::size_t>& kinds) {
   model::Model one_each;
@@ -91,8 +92,8 @@ Expected<cost::ModelCost> measured_costs(const DryRun& dry_run, cost::ModelCost 
   runtime::PipelineOptions options = dry_run.pipeline;
   options.make_sources = {};
   options.replicas = options.accumulation = 1;
-  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
-  options.ties.clear();                        // of layers that are not all here
+  options.recompute = plan::Recompute::kNone;  // so that whole stashes are metered
+  options.ties.clear();                        // their layers are not all in this model
   options.micro_batches = kMicroBatches;
   const auto plan =
       plan::make_plan({static_cast<int>(one_each.size())}, schedule::ScheduleKind::k1F1B);
@@ -186,7 +187,7 @@ Expected<Planned> plan_run(const config::Config& config, const cost::ModelCost& 
   return Planned{std::move(plan), std::move(evaluation), static_cast<int>(again.size())};
 }
 
-// State and stashes of each rank, as a table. Compute copies of the parameters have a column where
+// Returns a table of state and stashes by rank. Compute copies of the parameters have a column if
 // there are any.
 std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
                          const sim::SimResult& result) {
@@ -223,7 +224,7 @@ std::string memory_table(const plan::Plan& plan, const cost::ModelCost& model,
   return observe::table(columns, rows);
 }
 
-// Says whether the predicted step has time for messages, and what crosses hosts.
+// Returns a line on the predicted time for messages, and on the bytes between hosts.
 std::string messages_text(const plan::Plan& plan, const cost::ModelCost& model,
                           const DryRun& dry_run) {
   const cost::Cluster& cluster = dry_run.cluster;

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The run's own folder, then those of the runs that are compared.
+// Returns the run's own folder, then those of the runs that it compares.
 std::vector<observe::RunFolder> folders_of(const TrainOptions& options) {
   const observe::RunFolder root(options.config.run.directory);
   std::vector<observe::RunFolder> folders = {root};
@@ -30,7 +30,7 @@ std::vector<observe::RunFolder> folders_of(const TrainOptions& options) {
   return folders;
 }
 
-// Files that every run has written before its first step.
+// Returns the files that every run writes before its first step.
 std::vector<fs::path> marks_of(const observe::RunFolder& folder) {
   return {folder.config(), folder.events(), folder.summary()};
 }
@@ -48,7 +48,8 @@ std::vector<fs::path> files_of(const observe::RunFolder& folder) {
   return files;
 }
 
-// A file that a run writes after its marks, or a data set. Where there is no mark it is the user's.
+// Returns a file that is the user's: a run writes it after its marks, or it is a data set, but
+// there is no mark.
 std::optional<fs::path> file_of_no_run(const observe::RunFolder& folder) {
   std::error_code fault;
   for (const fs::path& mark : marks_of(folder)) {
@@ -61,14 +62,14 @@ std::optional<fs::path> file_of_no_run(const observe::RunFolder& folder) {
   return std::nullopt;
 }
 
-// When it was written, if that was after `begin`.
+// Returns the time at which a file was written, if that was after `begin`.
 std::optional<fs::file_time_type> written_since(const fs::path& path, fs::file_time_type begin) {
   std::error_code fault;
   const auto written = fs::last_write_time(path, fault);
   return !fault && written >= begin ? std::optional(written) : std::nullopt;
 }
 
-// A rank that has left the run writes no more: of all ranks' records those that were written last.
+// Returns the records that were written last, because a rank that has left the run writes no more.
 std::optional<fs::path> newest_records(const fs::path& folder, fs::file_time_type begin) {
   std::error_code fault;
   std::optional<fs::path> newest;
@@ -117,7 +118,7 @@ Expected<bool> remove_earlier_run(const TrainOptions& options) {
   if (options.resume || !options.overwrite) return false;
   bool found = false;
   for (const observe::RunFolder& folder : folders_of(options)) {
-    // The marks go last: without them the others are of no run.
+    // Marks are removed last: without them the other files belong to no run.
     for (const fs::path& file : files_of(folder) | std::views::reverse) {
       std::error_code fault;
       found = fs::remove_all(file, fault) > 0 || found;
@@ -151,7 +152,7 @@ Expected<RunLocks> lock_run(const TrainOptions& options) {
 
 Interruption find_interruption(const TrainOptions& options, std::filesystem::file_time_type begin) {
   const observe::RunFolder folder(options.config.run.directory);
-  // The last of several runs that advance in turn has done the fewest steps.
+  // The last one of several runs that advance in turn has done the fewest steps.
   const observe::RunFolder last = folder.of(options.compare.empty() ? "" : options.compare.back());
   Interruption found{.config = folder.config()};
   if (const auto records = newest_records(last.records(), begin)) {
@@ -162,7 +163,7 @@ Interruption find_interruption(const TrainOptions& options, std::filesystem::fil
   if (!checkpoints || checkpoints->empty()) return found;
   const checkpoint::CheckpointFolder& newest = checkpoints->front();
   found.checkpoint_step = newest.step;
-  // The last lines of the records may not have been written, what the checkpoint has was done.
+  // The last records may not have been written, but the steps of a checkpoint were done.
   const auto written = written_since(newest.path, begin);
   if (written) found.steps_done = std::max(found.steps_done.value_or(0), newest.step);
   return found;

@@ -13,8 +13,7 @@
 namespace dynmo::train {
 namespace {
 
-// Loads for ranks that may be threads: a load model is for one at a time. Layers take `time_scale`
-// times as long.
+// A load model with a lock, because ranks may be threads. Layers take `time_scale` times as long.
 class SharedLoad {
  public:
   SharedLoad(std::unique_ptr<dynamism::LoadModel> load, double time_scale)
@@ -44,8 +43,8 @@ class SharedLoad {
   mutable std::mutex mutex_;
 };
 
-// Says the changes that a trace has. Layers that sleep do not freeze: how long they sleep from then
-// on has to be measured.
+// Announces the changes of a trace. Sleeping layers are never frozen: their new times have to be
+// measured.
 class TraceSource final : public dynamism::Source {
  public:
   explicit TraceSource(std::shared_ptr<const SharedLoad> load) : load_(std::move(load)) {}
@@ -53,7 +52,7 @@ class TraceSource final : public dynamism::Source {
   Expected<dynamism::Change> before_step(const dynamism::Boundary& boundary) override {
     return dynamism::Change{.work = load_->changes_at(boundary.step)};
   }
-  // How long layers sleep is the work.
+  // Returns the seconds that each layer sleeps, which are its work.
   std::vector<double> work(const dynamism::Boundary& boundary,
                            const dynamism::Outcome& /*outcome*/) const override {
     std::vector<double> seconds;

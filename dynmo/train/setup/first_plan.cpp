@@ -78,7 +78,7 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const ResolvedRu
   const int layers = static_cast<int>(made.layers.size());
   const transport::Grid grid(transport, static_cast<int>(config.pipeline.replicas));
   DYNMO_TRY(check_cut(wanted, grid.positions(), layers));
-  // Costs are measured under 1F1B: they do not depend on the schedule, which may want more stages.
+  // Costs are measured under 1F1B. They do not depend on the schedule, which may need more stages.
   const bool given = !wanted.empty();
   std::vector<int> cut(wanted.begin(), wanted.end());
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
@@ -92,7 +92,7 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const ResolvedRu
   runtime::PipelineOptions options = pipeline_options(run, 0, runtime::Balancing::kNever, cluster);
   options.channels = run.options().rank_device.in(transport).channels;
   options.make_sources = {};
-  options.recompute = plan::Recompute::kNone;  // stashes are metered whole
+  options.recompute = plan::Recompute::kNone;  // so that whole stashes are metered
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   runtime::Pipeline measuring(
       transport, made.layers, options,

@@ -34,8 +34,8 @@ elastic::SizeOptions size_options(const config::Config& config) {
           .ranks_min = static_cast<int>(elastic.ranks_min)};
 }
 
-// An address in the settings is that of the host where the run began, where its ranks meet. So the
-// service does not need it.
+// Returns the leader's options. An address in the settings belongs to the host where the run began
+// and its ranks meet. So the service does not use it.
 elastic::Leader::Options leader_options(const elastic::Groups& groups, const elastic::Member& self,
                                         const ResolvedRun& run) {
   const config::Config& config = run.config();

@@ -18,7 +18,7 @@
 namespace dynmo::train {
 namespace {
 
-// Keys of enabled sources.
+// Returns the keys of enabled sources that are "auto".
 std::vector<TomlKey> auto_keys(config::Config& config) {
   const std::vector<std::string_view> enabled = config.sources.enabled_tables();
   std::vector<TomlKey> keys = keys_of(config);

@@ -36,7 +36,7 @@ class AppendingSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   explicit AppendingSink(process::AppendFile file) : file_(std::move(file)) {}
 
-  // Does not wait for a write.
+  // Returns the first failure. Does not wait for a write.
   [[nodiscard]] std::optional<std::string> failure() {
     const std::scoped_lock lock(failure_mutex_);
     return failure_;
@@ -68,7 +68,7 @@ class AppendingSink final : public spdlog::sinks::base_sink<std::mutex> {
 
 struct RankLog::Impl {
   std::shared_ptr<AppendingSink> sink;
-  std::shared_ptr<spdlog::details::thread_pool> pool;  // its thread ends with it
+  std::shared_ptr<spdlog::details::thread_pool> pool;  // its thread ends with the pool
   std::shared_ptr<spdlog::async_logger> logger;
   std::mutex mutex;  // guards all below
   std::size_t overrun = 0;
@@ -95,7 +95,7 @@ Expected<std::unique_ptr<RankLog>> RankLog::open(const Options& options) {
   impl->logger = std::make_shared<spdlog::async_logger>(
       "rank", impl->sink, impl->pool, spdlog::async_overflow_policy::overrun_oldest);
   impl->logger->set_level(spdlog_level(options.level));
-  impl->logger->set_error_handler([](const std::string&) {});  // there is no memory for the line
+  impl->logger->set_error_handler([](const std::string&) {});  // there is no memory for a line
   return std::unique_ptr<RankLog>(new RankLog(std::move(impl)));
 }
 

@@ -27,7 +27,7 @@ Expected<void> check_compared(const TrainOptions& options) {
       return make_error(ErrorCode::kBadInput, "{} '{}' is not a known run{}", options.names.compare,
                         *name, suggestion(*name, kComparable));
     }
-    // Each has a folder of its name.
+    // Each run has a folder with its name.
     if (std::find(names.begin(), name, *name) == name) continue;
     return make_error(ErrorCode::kBadInput, "{} names '{}' twice: wanted each run once",
                       options.names.compare, *name);
@@ -88,7 +88,7 @@ Expected<ResolvedRun> resolve_for(const ValidOptions& valid, int ranks) {
   const TrainOptions& options = valid.options();
   const config::Config& config = valid.config();
   DYNMO_TRY(check_compared(options));
-  // A run that goes on may have fewer ranks than it began with.
+  // A resumed run may have fewer ranks than at its start.
   if (!options.resume) DYNMO_TRY(check_ranks(config, ranks));
   auto run = resolve(valid);
   if (!run && options.resume) {

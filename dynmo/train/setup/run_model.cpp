@@ -59,7 +59,7 @@ Expected<RunModel> make_model(const TrainOptions& options, std::int64_t vocabula
   made.places = model::places_of(recipe);
   made.layers = model::in_precision(model::layers_of(std::move(recipe)), precision);
   made.ties = model::ties(*made.decoder);
-  // The head is at the end, however many layers sources have made of a block's.
+  // The head is the last layer, also if sources have replaced or added layers.
   for (std::size_t i = 0; i < made.ties.size(); ++i) {
     made.ties[i].second = LayerId(static_cast<int>(made.layers.size() - made.ties.size() + i));
   }

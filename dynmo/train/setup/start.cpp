@@ -83,7 +83,7 @@ Expected<Start> begin_run(transport::Transport& group, const ResolvedRun& run,
   }
   if (start.restored &&
       continues_with(start.restored->plan, config, grid.positions(), run.model().layers.size())) {
-    // (A checkpoint holds no costs; messages alone say which ranks should be neighbours.)
+    // (A checkpoint has no costs, so only messages decide which ranks are neighbours.)
     const auto known = runtime::known_costs(
         run.model().layers, pipeline_options(run, 0, runtime::Balancing::kNever), {});
     start.first = FirstPlan{.plan = start.restored->plan, .profiler = {}};

@@ -14,7 +14,7 @@ namespace dynmo::train {
 
 namespace {
 
-// The tokens to train on.
+// The tokens of a folder or of shards.
 struct Tokens {
   data::TokenShards training;
   std::optional<data::TokenShards> validation;
@@ -43,7 +43,7 @@ Expected<Tokens> open_prepared(const config::Config::Data& config, const std::st
                  .digest = dataset.description.train.bin.hex()}};
 }
 
-// Shards that nothing is known of but what they hold.
+// Opens shards without a description.
 Expected<Tokens> open_shards(const config::Config& config) {
   DYNMO_ASSIGN(data::TokenShards training, data::TokenShards::open(config.data.path));
   if (config.data.vocabulary == 0) {

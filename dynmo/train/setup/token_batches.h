@@ -24,10 +24,10 @@ struct DataIdentity {
 class TokenBatches {
  public:
   // Opens the data. An emulated device has empty micro-batches. Returns kBadInput without a
-  // data.path, or if it is neither a prepared folder nor token shards with data.vocabulary. Also
-  // for fewer tokens than a sequence. For validation that applies only to data.validation_path. A
-  // prepared folder with fewer is not validated on (see note()). All folders of a data.blend must
-  // have one tokenizer.
+  // data.path, and if it is neither a prepared folder nor token shards with data.vocabulary. Also
+  // returns it if the tokens of training, or of data.validation_path, are fewer than a sequence. If
+  // the validation tokens of a prepared folder are fewer, there is no validation (see note()). All
+  // folders of a data.blend must have one tokenizer.
   [[nodiscard]] static Expected<TokenBatches> open(const config::Config& config);
 
   [[nodiscard]] std::int64_t vocabulary() const { return vocabulary_; }
