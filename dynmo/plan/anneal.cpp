@@ -46,7 +46,8 @@ class Exponential {
   std::array<std::int64_t, kSteps> table_{};
 };
 
-// `first` x 2^(-halvings x step / steps), linear between whole powers.
+// Returns `first` after the given part of all steps. It is halved `halvings` times in all steps,
+// and is linear between two halvings.
 std::int64_t cooled(std::int64_t first, int halvings, std::int64_t step, std::int64_t steps) {
   const auto x = static_cast<std::int64_t>(SignedWide{halvings} * kWhole * step / steps);
   return first / (2 * kWhole) * (2 * kWhole - x % kWhole) >> (x / kWhole);
@@ -141,9 +142,9 @@ void Annealer::add_filling(const std::vector<int>& bounds) {
   }
 }
 
-// Returns the largest load of a rank in nanoseconds, with two additions. One is balance.evenness
-// percent of a mean load for a relative variance of 1 of the stages. The other is a large amount
-// for memory that overflows.
+// Returns the largest load of a rank in nanoseconds, plus two terms. One is the relative variance
+// of the stages' work, times balance.evenness percent of the mean load of a rank. The other is
+// large, for memory that overflows.
 std::int64_t Annealer::balance_score(const std::vector<int>& bounds, Balance balance) {
   const auto ranks = static_cast<std::size_t>(problem_.cluster.size());
   scratch_.load.assign(ranks, 0);
@@ -210,8 +211,8 @@ void Annealer::balance_cut(Balance balance) {
   }
 }
 
-// Loads the layout into the scheduler; false if a rank's memory cannot hold its layers and one
-// micro-batch.
+// Loads the layout into the scheduler. Returns false if a rank's memory cannot hold its layers and
+// one micro-batch.
 bool Annealer::load(const Layout& layout) {
   load_stages(layout);
   load_timings();
@@ -295,7 +296,7 @@ bool Annealer::load_limits() {
   return true;
 }
 
-// Takes the offsets of the loaded stages alone.
+// Loads the policy, with the offsets of the loaded stages only.
 void Annealer::load_policy(const schedule::DuePolicy& policy) {
   loaded_.policy.offsets.clear();
   for (const Stage& stage : loaded_.stages) {
@@ -389,7 +390,7 @@ void Annealer::move_bounds(std::vector<int>& bounds) {
   const int run = pick(0, 7) == 0 ? pick(1, 8) : 1;
   const int end = std::min(stages, first + run);
   for (int i = first; i < end; ++i) bounds[static_cast<std::size_t>(i)] += step;
-  // Back into order, from the side it moved to.
+  // Restores the order of the bounds, from the side they moved to.
   for (int i = first; i < end; ++i) {
     int& bound = bounds[static_cast<std::size_t>(i)];
     bound = std::clamp(bound, bounds[static_cast<std::size_t>(first) - 1],
@@ -432,7 +433,7 @@ void Annealer::move_offset(DuePolicy& policy) {
   value = std::clamp(value + pick(-kWhole, kWhole), -kMaxOffset, kMaxOffset);
 }
 
-// More or fewer recomputed layers, of one stage or now and then of all.
+// Recomputes one or two layers more or fewer, of one stage or now and then of all.
 void Annealer::move_again(Layout& layout) {
   const auto stages = static_cast<int>(layout.again.size());
   const int only = pick(0, 7) == 0 ? -1 : pick(0, stages - 1);
@@ -442,7 +443,7 @@ void Annealer::move_again(Layout& layout) {
     const auto i = static_cast<std::size_t>(s);
     const int layers = layout.bounds[i + 1] - layout.bounds[i];
     const int next = std::clamp(std::min(layout.again[i], layers) + step, 0, layers);
-    // A stage that recomputes all of its layers goes on to when it gets more.
+    // A stage that recomputes all of its layers also recomputes those that it gets later.
     layout.again[i] = next == layers ? problem_.model.layers() : next;
   }
 }

@@ -55,8 +55,8 @@ struct Layout {
 // The cuts and orders from which annealing starts.
 // - kLevel: ranks of equal work, under many due policies.
 // - kFilled: also ranks that have less work the longer they wait for the first micro-batch and for
-//   the last gradients. They are tried under few due policies, with and without gradients that wait
-//   for a part of all micro-batches. This helps pipelines that are long relative to the number of
+//   the last gradients. They are tried under few due policies, with and without gradients delayed
+//   by a quarter of all micro-batches. This helps pipelines that are long relative to the number of
 //   micro-batches, and problems with few affordable runs.
 enum class Starts { kLevel, kFilled };
 

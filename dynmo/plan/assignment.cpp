@@ -9,8 +9,9 @@ namespace {
 
 constexpr std::size_t kMaxExact = 512;
 
-// Column of each row with the greatest sum: the Hungarian method by shortest augmenting paths
-// (Jonker and Volgenant 1987), on costs = -score. Row and column 0 of its arrays are sentinels.
+// Returns the column of each row, such that the sum of the scores is greatest. This is the
+// Hungarian method by shortest augmenting paths (Jonker and Volgenant 1987), on costs = -score. Row
+// and column 0 of its arrays are sentinels.
 std::vector<std::size_t> best_assignment(const Scores& scores) {
   constexpr Score kFar = static_cast<Score>(1) << 120;
   const std::size_t n = scores.size();

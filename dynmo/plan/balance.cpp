@@ -66,7 +66,7 @@ Expected<std::vector<int>> cut_between_blocks(const cost::ModelCost& model, int 
   return counts;
 }
 
-// A chain blind to memory and speed.
+// Returns a chain in which all ranks are alike and nothing needs memory.
 Chain blind_chain(std::span<const double> weights, int stages) {
   Chain chain;
   chain.work = internal::quantized_prefix_sums(weights);
@@ -104,7 +104,7 @@ Error infeasible(const Chain& chain, const std::vector<Rank>& placement) {
                     format_bytes(Bytes{has}), advice.bytes, format_bytes(Bytes{advice.bytes}));
 }
 
-// Whether what the stages of each rank need together stays within its memory.
+// Returns whether the stages of each rank together fit its memory.
 bool ranks_fit(const Chain& chain, const std::vector<int>& counts,
                const std::vector<Rank>& placement, const cost::Cluster& cluster) {
   std::vector<std::int64_t> bytes(cluster.ranks.size(), 0);
@@ -119,13 +119,13 @@ bool ranks_fit(const Chain& chain, const std::vector<int>& counts,
   return true;
 }
 
-// A shape of trained stages, from which the points of every stage's memory follow.
+// Returns, by stage, the points at which its memory may be largest. All stages count as trained.
 Expected<std::vector<std::vector<internal::Point>>> stage_points(const BalanceProblem& problem,
                                                                  const std::vector<Rank>& placement,
                                                                  const std::vector<int>& stashes) {
   std::vector<std::vector<internal::Point>> points;
   if (problem.schedule != ScheduleKind::kZbH1 && placement.size() == problem.cluster.ranks.size()) {
-    // Gradients are fused, and the first one begins while most stashes are held.
+    // Gradients are fused, so a stage's memory is largest at its first backward.
     for (const int held : stashes)
       points.push_back({{.held = {held}, .restored = {0}, .backward = 0}});
     return points;
@@ -144,7 +144,7 @@ Expected<std::vector<std::vector<internal::Point>>> stage_points(const BalancePr
   return points;
 }
 
-// Lets the ranks of a chain recompute, each within its memory there.
+// Lets each rank of the chain recompute layers within its memory.
 Expected<void> add_recomputation(Chain& chain, const BalanceProblem& problem,
                                  const std::vector<Rank>& placement,
                                  const std::vector<int>& stashes) {
@@ -210,7 +210,8 @@ Error infeasible_pairs(const Chain& chain) {
       chain.layers(), chain.size(), though(chain), extra, format_bytes(Bytes{extra}));
 }
 
-// Stashes of layers that save anything shrink to their inputs, at the price of all of them.
+// Lets stashes shrink to the inputs of their layers, if that saves bytes. Every saved byte has the
+// same price: the time to recompute all such layers, divided by all saved bytes.
 void add_divisible_recomputation(Chain& chain, const BalanceProblem& problem) {
   std::vector<double> seconds;
   chain.kept = {0};
@@ -247,7 +248,7 @@ Expected<std::vector<int>> v_pair_cut(const BalanceProblem& problem) {
   return *std::move(counts);
 }
 
-// Counted from the order itself: its closed form has more cases than the order has rules.
+// Counts the stashes of each stage in the order itself, because a closed form has many cases.
 Expected<std::vector<int>> interleaved_in_flight(const std::vector<Rank>& placement, int ranks,
                                                  int micro_batches) {
   schedule::PipelineShape shape{.ranks = ranks, .micro_batches = micro_batches, .stages = {}};

@@ -14,7 +14,7 @@ namespace dynmo::plan::internal {
 // Checks the input. Returns kBadInput as balance() does.
 [[nodiscard]] Expected<void> validate(Balancer balancer, const BalanceProblem& problem);
 
-// Returns `stages` >= 1 counts, the first ones one more.
+// Returns `stages` >= 1 counts of sum `layers` that differ by at most one, the larger ones first.
 [[nodiscard]] std::vector<int> uniform_counts(int layers, int stages);
 
 [[nodiscard]] std::vector<double> parameter_weights(const cost::ModelCost& model);

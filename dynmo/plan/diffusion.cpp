@@ -56,7 +56,8 @@ Diffusion diffuse(const std::vector<std::int64_t>& prefix, std::vector<int> coun
 
 namespace {
 
-// The current plan's counts, if it cuts the same layers into stages on the same ranks.
+// Returns the current plan's counts if it has the same layers, and stages on the same ranks. Else
+// returns equal counts.
 std::vector<int> starting_counts(const BalanceProblem& problem,
                                  const std::vector<Rank>& placement) {
   const Plan* current = problem.current;

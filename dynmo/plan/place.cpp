@@ -21,7 +21,7 @@
 namespace dynmo::plan {
 namespace {
 
-// The seconds of a message on its way between two ranks.
+// Returns the seconds that a message between two ranks takes.
 double transfer_s(const cost::Cluster& cluster, Rank from, Rank to, Bytes bytes) {
   const cost::Link& link = cluster.link(from, to);
   const bool crosses = cluster.ranks[from.index()].node != cluster.ranks[to.index()].node;
@@ -42,16 +42,16 @@ cost::Cluster reordered(const cost::Cluster& cluster, const std::vector<Rank>& o
   return other;
 }
 
-// An order of the ranks: position i is on rank ranks[i].
+// An order of the ranks: position i gets rank ranks[i].
 struct Order {
   std::vector<Rank> ranks;
   std::int64_t moved = 0;  // bytes
   double bound_s = 0;
 };
 
-// A lower bound of the replays of a plan. A stage waits for the first micro-batch to pass all
-// stages before it, and a rank does all its work. After the last input gradient of a stage, one
-// must pass down to the first stage that trains.
+// Computes a lower bound of the time of a replay. A stage waits until the first micro-batch has
+// passed all stages before it, and a rank does all its work. After the last input gradient of a
+// stage, one must pass down to the first stage that trains.
 class Bound {
  public:
   Bound(const schedule::PipelineShape& shape, const std::vector<sim::StageCost>& costs)
@@ -88,7 +88,7 @@ class Bound {
           {bound, work.start + work.passing + work.later, work.start + work.passing + work.tail});
       update = std::max(update, work.update);
     }
-    // The replay rounds every time to a nanosecond.
+    // A replay rounds each time to a nanosecond.
     const double rounding = 1e-9 * (4 + 3 * micro_batches * static_cast<double>(costs_.size()));
     return (bound + update) * (1 - 1e-9) - rounding;
   }
@@ -181,7 +181,7 @@ Expected<std::vector<Rank>> best_order(const Plan& plan, const BalanceProblem& p
   Bound bound(shape, costs);
   for (Order& order : orders)
     order.bound_s = bound.seconds(reordered(problem.cluster, order.ranks));
-  // The given order comes first, for any bound, because the result must not be worse.
+  // The given order stays first, whatever its bound, because the result must not be worse.
   std::stable_sort(orders.begin() + 1, orders.end(),
                    [](const Order& a, const Order& b) { return a.bound_s < b.bound_s; });
   const Order* best = nullptr;
@@ -235,7 +235,7 @@ double message_time_s(const TrafficRows& rows, const cost::Cluster& cluster) {
   for (const TrafficRow& row : rows) {
     const Rank from(row.from.value);
     const Rank to(row.to.value);
-    // Latencies of all messages, and all their bytes.
+    // Counts the latency of every message, and the time of all their bytes.
     sum += static_cast<double>(row.count.messages) * transfer_s(cluster, from, to, Bytes{0}) +
            transfer_s(cluster, from, to, row.count.bytes) - transfer_s(cluster, from, to, Bytes{0});
   }

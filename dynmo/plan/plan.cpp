@@ -133,7 +133,7 @@ schedule::PipelineShape shape_of(const Plan& plan, int micro_batches, int frozen
 
 namespace {
 
-// Micro-batches in the order in which a stage makes the gradients of its inputs.
+// Returns the micro-batches in the order in which a stage makes the gradients of its inputs.
 std::vector<MicroBatchId> gradients_of(const schedule::Schedule& made, std::size_t stage) {
   std::vector<MicroBatchId> order;
   for (const schedule::Action& action : made.ranks[made.shape.stages[stage].rank.index()]) {
@@ -144,9 +144,9 @@ std::vector<MicroBatchId> gradients_of(const schedule::Schedule& made, std::size
   return order;
 }
 
-// An order that was made while stages were frozen has no backward of them. If they train again,
-// their backwards are appended, last stage first, in the order in which gradients arrive. That is
-// correct but slow, and serves until the next plan.
+// Adds the backwards that an order lacks if it was made while stages were frozen that train again.
+// They come last, from the last stage on, in the order in which gradients arrive. That is correct
+// but slow, and serves until the next plan.
 void add_missing_backwards(schedule::Schedule& made) {
   std::vector<MicroBatchId> ascending;
   for (int m = 0; m < made.shape.micro_batches; ++m) ascending.emplace_back(m);
@@ -269,7 +269,7 @@ std::int32_t small_integer(JsonObject& object, const std::string& key) {
   return static_cast<std::int32_t>(value);
 }
 
-// One list of action texts a rank.
+// Reads a list of action texts for each rank.
 Expected<std::vector<std::vector<schedule::Action>>> parse_order(const Json& json, const Plan& plan,
                                                                  std::string_view origin) {
   const auto fault = [&](std::string_view where, std::string_view problem) {

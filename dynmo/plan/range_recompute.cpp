@@ -12,7 +12,7 @@ namespace {
 
 __extension__ typedef __int128 PriceProduct;
 
-// Sets tried for one range: exact up to some ten layers of any kind, and nearly always beyond.
+// The most sets tried for one range. That is exact up to some ten layers, and nearly always beyond.
 constexpr int kMaxSetsOfRange = 2'000;
 
 }  // namespace
@@ -152,7 +152,7 @@ RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
     lower = std::max(lower, parts);
   }
   range.lower = static_cast<std::int64_t>(std::floor(lower * (1 - 1e-12)));
-  // More of the choices need no more memory.
+  // If the first choices fit, more of them fit too.
   std::vector<std::int64_t> saved(static_cast<std::size_t>(end));  // by layer
   const auto fits = [&](std::size_t taken) {
     for (std::size_t i = 0; i < choices.size(); ++i) {

@@ -10,7 +10,7 @@
 namespace dynmo::plan::internal {
 namespace {
 
-// Branch and bound over the items that save anything, by seconds a byte.
+// Finds the items to recompute by branch and bound, the fewest seconds per saved byte first.
 class MinTime {
  public:
   MinTime(const RankMemory& rank, std::int64_t limit, int max_sets)
@@ -38,8 +38,8 @@ class MinTime {
   }
 
  private:
-  // Adds layers by seconds saved a byte until the rest fits; then removes those that were not
-  // needed, the slowest first.
+  // Chooses items, the fewest seconds per saved byte first, until the rank fits. Then removes those
+  // that are not needed, the slowest first.
   void greedy() {
     for (const std::size_t i : order_) {
       if (rank_.peak(chosen_) <= limit_) break;
@@ -59,8 +59,8 @@ class MinTime {
     for (const std::size_t i : order_) best_seconds_ += chosen_[i] ? rank_.items[i].seconds : 0;
   }
 
-  // Returns what the items from order_[next] on add at least: were they divisible, those of the
-  // least time a byte would be taken first.
+  // Returns a lower bound of the seconds that items from order_[next] on must add. It treats items
+  // as divisible and takes those with the fewest seconds per byte first.
   [[nodiscard]] double bound(std::size_t next) const {
     double max_s = 0;
     for (std::size_t p = 0; p < rank_.points.size(); ++p) {
@@ -84,13 +84,13 @@ class MinTime {
     return std::numeric_limits<double>::infinity();
   }
 
-  // The bytes by which recomputing an item lowers a point at most.
+  // Returns the most bytes by which recomputing an item lowers the memory at a point.
   [[nodiscard]] static double gain_of(const Point& point, const Item& item) {
     return static_cast<double>((point.held[item.stage] - point.restored[item.stage]) *
                                item.saved());
   }
 
-  // For every point the places in order_ that lower it, by seconds a byte.
+  // Sorts, for each point, the places in order_ of the items that lower it, by seconds per byte.
   void sort_by_point() {
     for (const Point& point : rank_.points) {
       std::vector<std::size_t>& places = cheapest_.emplace_back();
@@ -116,13 +116,13 @@ class MinTime {
       }
       return;
     }
-    // A little below, so that rounding does not cut off the best.
+    // The bound is lowered a little, so that rounding does not cut off the best set.
     if (next == order_.size() || seconds + bound(next) * (1 - 1e-12) >= best_seconds_) return;
     const std::size_t i = order_[next];
     chosen_[i] = true;
     extend(next + 1, seconds + rank_.items[i].seconds);
     chosen_[i] = false;
-    // Among layers that are alike, the first ones are taken.
+    // The first of layers that are alike are chosen, so that others with them need no test.
     std::size_t other = next + 1;
     while (other < order_.size() && rank_.items[order_[other]].same_choice(rank_.items[i])) ++other;
     extend(other, seconds);

@@ -19,12 +19,12 @@ std::int64_t messages_of(Bytes bytes) {
   return (bytes.value + kMaxMessage.value - 1) / kMaxMessage.value;
 }
 
-// One layer on its way.
+// Returns the messages that move one layer with `state` bytes.
 MessageCount count_of(Bytes state) {
   return {2 + messages_of(state), state + kMoveHeader + kMoveDigest};
 }
 
-// Bytes of a layer's gradients that the `part`-th of `parts` replicas sums.
+// Returns the bytes of a layer's gradients that replica `part` of `parts` sums.
 Bytes part_of(Bytes gradients, int part, int parts) {
   const std::int64_t elements = gradients.value / kElementBytes;
   const auto end = [&](int count) {
@@ -33,7 +33,7 @@ Bytes part_of(Bytes gradients, int part, int parts) {
   return Bytes{end(part + 1) - end(part)};
 }
 
-// Messages between the stages of one pipeline.
+// Adds the messages between the stages of one replica's pipeline.
 void add_boundaries(std::vector<TrafficRow>& rows, const Plan& plan, const cost::ModelCost& model,
                     int micro_batches, int replica) {
   using schedule::ActionKind;
@@ -53,8 +53,8 @@ void add_boundaries(std::vector<TrafficRow>& rows, const Plan& plan, const cost:
   }
 }
 
-// Messages of one layer between its replicas: each gives every other one's part of its gradients,
-// and the sum of its own part.
+// Adds the messages of one layer between its replicas. Each sends every other replica that one's
+// part of the gradients, and then the sum of its own part.
 void add_reduction(std::vector<TrafficRow>& rows, const cost::LayerCost& layer, Rank position,
                    int positions, int replicas) {
   if (layer.frozen || layer.gradient_bytes == Bytes{0}) return;

@@ -14,19 +14,19 @@ namespace {
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
-// The layers not yet taken: [first, end).
+// The layers that no rank has taken yet: [first, end).
 struct Middle {
   int first = 0;
   int end = 0;
 };
 
-// For every `first` the set of `end`s.
+// A set of middles: the possible `end`s for every `first`.
 class MiddleSet {
  public:
   explicit MiddleSet(int layers)
       : words_(at(layers) / 64 + 1), bits_(words_ * (at(layers) + 1), 0) {}
 
-  // Adds [first, low), ..., [first, high).
+  // Adds all middles from [first, low) to [first, high).
   void add(int first, int low, int high) {
     for (int end = low; end <= high;) {
       const int bit = end % 64;
@@ -36,7 +36,7 @@ class MiddleSet {
     }
   }
 
-  // Calls visit(end) for the ends of `first`, descending, until it gives false.
+  // Calls visit(end) for the ends of `first`, the greatest first, until it returns false.
   template <typename Visit>
   void for_each_end(int first, Visit visit) const {
     for (std::size_t w = words_; w-- > 0;) {
@@ -54,7 +54,7 @@ class MiddleSet {
   std::vector<std::uint64_t> bits_;
 };
 
-// Whether a bottleneck can be kept.
+// Tests whether some cut keeps every rank within a bottleneck.
 class PairProbe {
  public:
   PairProbe(const Chain& chain, Wide bottleneck)
@@ -102,7 +102,7 @@ class PairProbe {
     return best_middle(chain_.size() - 1, fair_shares()).end > 0;
   }
 
-  // Requires works().
+  // Returns the layers of each stage. Requires that works() returned true.
   [[nodiscard]] std::vector<int> counts() const {
     const std::vector<std::int64_t> shares = fair_shares();
     const int last = chain_.size() - 1;
@@ -126,7 +126,7 @@ class PairProbe {
   [[nodiscard]] bool fits(int rank, int first, int end) const {
     return fits(rank, {first, end}, {end, end});
   }
-  // A rank takes what is between `outer` and `inner`.
+  // Returns whether `rank` can hold the layers of `outer` that are not in `inner`.
   [[nodiscard]] bool fits(int rank, const Middle& outer, const Middle& inner) const {
     const std::int64_t own = work(outer.first, inner.first) + work(inner.end, outer.end);
     if (own > limits_[at(rank)]) return false;
@@ -135,7 +135,8 @@ class PairProbe {
     const std::int64_t excess = bytes - chain_.ranks[at(rank)].memory_bytes;
     return excess <= 0 || recomputes(rank, outer, inner, own, excess);
   }
-  // Returns whether recomputing parts of layers frees enough bytes within the limit.
+  // Returns whether recomputation frees `excess` bytes and keeps the rank within its limit. `own`
+  // is its work without recomputation.
   [[nodiscard]] bool recomputes(int rank, const Middle& outer, const Middle& inner,
                                 std::int64_t own, std::int64_t excess) const {
     if (chain_.kept.empty()) return false;
@@ -150,13 +151,13 @@ class PairProbe {
     const Wide added = static_cast<Wide>(excess) * static_cast<Wide>(chain_.added_parts) / all;
     return static_cast<Wide>(own) + added <= static_cast<Wide>(limits_[at(rank)]);
   }
-  // Whether ranks `rank`.. can take [first, end) by time, were layers divisible.
+  // Returns false if the layers [first, end) are too much work for the ranks from `rank` on.
   [[nodiscard]] bool can_finish(int rank, int first, int end) const {
     return work(first, end) <= left_[at(rank)];
   }
 
-  // Least `back` such that the rank can hold [first, front) and [back, end). Requires the front to
-  // fit.
+  // Returns the least `back` such that the rank can hold [first, front) and [back, end). Requires
+  // that it can hold the first of them.
   [[nodiscard]] int nearest_back(int rank, int first, int front, int end) const {
     int good = end;
     int bad = front - 1;
@@ -167,14 +168,15 @@ class PairProbe {
     return good;
   }
 
-  // The same from the answer for a shorter front, which is never above.
+  // Returns the same as nearest_back(). `back` is its result for a shorter front, so no greater.
   [[nodiscard]] int next_back(int rank, int first, int front, int end, int back) const {
     back = std::max(back, front);
     while (back < end && !fits(rank, {first, end}, {front, back})) ++back;
     return back;
   }
 
-  // Adds to the next rank's set what [first, *) may leave.
+  // Adds to the next rank's set the middles left when `rank` takes a front from `first` on and a
+  // back.
   void take_both_ends(int rank, int first) {
     const int rest = 2 * (chain_.size() - 1 - rank);  // layers that the ranks behind need
     for (int front = first + 1; front + rest < chain_.layers() && fits(rank, first, front);
@@ -183,7 +185,7 @@ class PairProbe {
       int marked = chain_.layers() + 1;  // ends from here on are in the set already
       sets_[at(rank)].for_each_end(first, [&](int end) {
         if (end - 1 < front + rest || marked <= front + rest) return false;
-        // The back comes nearer as layers become fewer, mostly by a step or two.
+        // The back comes nearer as the end does, mostly by one step or two.
         int least = marked;
         if (marked > end) {
           least = std::max(nearest_back(rank, first, front, end), front + rest);
@@ -202,7 +204,7 @@ class PairProbe {
     return static_cast<int>(after - chain_.work.begin()) - 1;
   }
 
-  // Returns, among the middles that `rank` may have and can hold completely, the nearest to its
+  // Returns the middle of the set of `rank` that it can hold whole and that is nearest to its
   // share. Its end is 0 if there is none.
   [[nodiscard]] Middle best_middle(int rank, const std::vector<std::int64_t>& shares) const {
     Middle best;
@@ -221,7 +223,8 @@ class PairProbe {
     return best;
   }
 
-  // The same for the middle that `rank` found when it left `inner`.
+  // Returns the middle from which `rank` left `inner`, such that its layers are nearest to its
+  // share.
   [[nodiscard]] Middle best_outer(int rank, const Middle& inner,
                                   const std::vector<std::int64_t>& shares) const {
     Middle best;
@@ -254,7 +257,8 @@ class PairProbe {
   std::vector<MiddleSet> sets_;     // by rank
 };
 
-// No cut is faster: the work spread evenly, or the heaviest layer and one more on the fastest rank.
+// Returns a lower bound of the time of a cut: all work spread evenly, or the heaviest and the
+// lightest layer on the fastest rank.
 Wide min_bottleneck(const Chain& chain) {
   std::int64_t heaviest = 0;
   std::int64_t lightest = chain.work.back();
@@ -268,15 +272,15 @@ Wide min_bottleneck(const Chain& chain) {
                   static_cast<Wide>(heaviest + lightest) * static_cast<Wide>(fastest));
 }
 
-// Bottlenecks are whole multiples of this.
+// Returns a unit of which all bottlenecks are whole multiples.
 Wide bottleneck_unit(const Chain& chain) {
   std::int64_t unit = 0;
   for (const ChainRank& rank : chain.ranks) unit = std::gcd(unit, rank.slowness);
   return static_cast<Wide>(unit);
 }
 
-// Smallest bottleneck from `low` to `most`, in steps of `unit`, that `works`; nullopt: none. The
-// answer is usually close to `low`, so steps grow from there.
+// Returns the least bottleneck from `low` to `most`, in steps of `unit`, that `works`, or nullopt.
+// The answer is usually close to `low`, so the steps grow from there.
 template <typename Works>
 std::optional<Wide> smallest_from(Wide low, Wide most, Wide unit, Works works) {
   low = (low + unit - 1) / unit;  // in units from here on

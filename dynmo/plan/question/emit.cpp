@@ -57,7 +57,7 @@ bool has_own_names(const cost::ModelCost& model) {
   });
 }
 
-// The modules of a stage, each once, by DynMo's names.
+// Returns the modules of a stage, each once, by DynMo's names.
 std::vector<std::string> modules_of(const LayerRange& layers, const cost::ModelCost& model) {
   std::vector<std::string> modules;
   for (int i = layers.first.value; i < layers.end(); ++i) {
@@ -223,7 +223,7 @@ Json torchtitan_keys(const Plan& plan, const EmitProblem& problem,
   return keys;
 }
 
-// Flags of torchtitan's command line. A stage is one word, its modules apart by commas.
+// Returns flags for torchtitan's command line. A stage is one word of modules with commas between.
 std::string torchtitan_args(const Json& keys) {
   std::string text;
   for (const auto& [key, value] : keys.items()) {

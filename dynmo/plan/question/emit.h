@@ -61,9 +61,9 @@ struct Emitted {
 // megatron.args, and kCsv has schedule.csv.
 [[nodiscard]] std::vector<std::string_view> emitted_names(EmitForm form);
 
-// Returns the files, which stand in `folder`, where one names another. torchtitan's stages are
-// "tok_embeddings", "layers.N", "norm" and "lm_head". The middle stage of a V is written as two.
-// Errors are those of check_emit().
+// Returns the files. `folder` is where they will be written, because one names another.
+// torchtitan's stages are "tok_embeddings", "layers.N", "norm" and "lm_head". The middle stage of a
+// V is written as two. Errors are those of check_emit().
 [[nodiscard]] Expected<Emitted> emit(EmitForm form, const EmitProblem& problem,
                                      const std::filesystem::path& folder);
 

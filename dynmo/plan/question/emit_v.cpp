@@ -11,7 +11,7 @@
 namespace dynmo::plan::internal {
 namespace {
 
-// Whether the stages lie in a V whose middle is one stage.
+// Returns whether the stages are placed as a V whose middle is one stage.
 bool is_open_v(const Plan& plan) {
   if (plan.ranks < 2 || std::ssize(plan.stages) != std::int64_t{2} * plan.ranks - 1) return false;
   std::vector<Rank> ranks = schedule::wave_placement(plan.ranks, 2);
@@ -68,7 +68,7 @@ schedule::Schedule with_split_stage(schedule::Schedule order, int stage) {
       }
       schedule::Action second = action;
       second.stage = StageId{stage + 1};
-      // A gradient comes from the end of the model.
+      // A gradient comes from the end of the model, so it passes the second part first.
       const bool forward = action.kind == schedule::ActionKind::kForward;
       split.push_back(forward ? action : second);
       split.push_back(forward ? second : action);
