@@ -60,7 +60,8 @@ class Probe {
   [[nodiscard]] int low(int rank) const { return low_[at(rank)]; }
   [[nodiscard]] int high(int rank) const { return high_[at(rank)]; }
 
-  // For every start in the rank's window the farthest end that fits (the start itself: none does).
+  // Returns the farthest end that fits for every start in the rank's window. If none fits, it is
+  // the start itself.
   [[nodiscard]] std::vector<int> farthest_ends(int rank) const {
     std::vector<int> ends;
     int end = low(rank);
@@ -303,7 +304,8 @@ void set_speeds(Chain& chain, std::span<const double> speeds) {
               chain.ranks.size(), speeds.size());
   const double fastest = *std::max_element(speeds.begin(), speeds.end());
   for (std::size_t i = 0; i < speeds.size(); ++i) {
-    // A rank a million times slower than another is of no use, however much slower it is.
+    // A rank counts as at most a million times slower than another, because it is of no use even
+    // then.
     const double ratio = std::min(fastest / speeds[i], 1e6);
     chain.ranks[i].slowness = std::llround(ratio * static_cast<double>(kSpeedParts));
     chain.ranks[i].tie_slowness =
@@ -329,8 +331,8 @@ namespace {
 
 using Reached = std::vector<char>;  // by layer boundary
 
-// forward[s]: boundaries up to which ranks 0..s-1 can hold all layers; backward[s]: boundaries from
-// which ranks s.. can. Memory alone counts.
+// Returns, for each rank, the boundaries up to which the ranks before it can hold all layers. Only
+// memory counts. reached_backward() has those from which this rank and the later ones can.
 std::vector<Reached> reached_forward(const Chain& chain) {
   std::vector<Reached> sets(at(chain.size()) + 1, Reached(at(chain.layers()) + 1, 0));
   sets[0][0] = 1;
@@ -370,7 +372,8 @@ std::vector<Reached> reached_backward(const Chain& chain) {
   return sets;
 }
 
-// Least bytes with which `rank` could hold what the others leave; nullopt if they leave no choice.
+// Returns the least bytes with which `rank` could hold what the others leave, or nullopt if they
+// cannot leave it anything.
 std::optional<std::int64_t> min_need(const Chain& chain, int rank, const Reached& starts,
                                      const Reached& ends) {
   std::optional<std::int64_t> least;

@@ -37,8 +37,8 @@ struct Chain {
   std::vector<ChainRank> ranks;
   // Recomputation of each rank, if a range's memory needs it. Empty: none.
   std::vector<std::shared_ptr<RangeRecompute>> recompute = {};
-  // For kVPair. A rank recomputes parts of layers at one price, until these bytes are left of its
-  // stashes. They are prefix sums, like `activation`. Empty: none.
+  // For kVPair: prefix sums of the stash bytes that stay if all layers are recomputed. A rank may
+  // recompute any part of its layers, at one price a byte. Empty: none.
   std::vector<std::int64_t> kept = {};
   std::int64_t added_parts = 0;  // if all layers are recomputed
 

@@ -36,7 +36,7 @@ sim::StageCost stage_cost(const LayerRange& range, const cost::ModelCost& model,
   return cost;
 }
 
-// Sum of the gradients that a stage's replicas reduce.
+// Returns the bytes of the gradients that a stage's replicas reduce.
 Bytes gradients_of(const LayerRange& range, const cost::ModelCost& model) {
   Bytes sum;
   for (int i = range.first.value; i < range.end(); ++i) {

@@ -37,7 +37,7 @@ Expected<void> validate(const BalanceProblem& problem, const PackOptions& option
   return cost::validate(problem.cluster);
 }
 
-// Whether it makes no difference which ranks are kept.
+// Returns whether all ranks are alike, so that any of them may be kept.
 bool all_equal(const cost::Cluster& cluster) {
   const cost::ClusterRank& first = cluster.ranks.front();
   return std::all_of(cluster.ranks.begin(), cluster.ranks.end(), [&](const auto& rank) {
@@ -48,7 +48,7 @@ bool all_equal(const cost::Cluster& cluster) {
   });
 }
 
-// Choices of `keep` ranks in the order of preference.
+// Returns sets of `keep` ranks, the preferred ones first.
 std::vector<std::vector<Rank>> choices(const cost::Cluster& cluster, int keep) {
   std::vector<std::vector<Rank>> sets = {ranks_to_keep(cluster, keep)};
   const int ranks = cluster.size();
@@ -72,7 +72,7 @@ cost::Cluster part_of(const cost::Cluster& cluster, const std::vector<Rank>& kep
   return part;
 }
 
-// Every other rank on a node of its own, so that no kept one takes its place.
+// Moves every other rank to a node of its own, so that it does not take a kept rank's position.
 cost::Cluster apart_from_others(cost::Cluster cluster, const std::vector<Rank>& kept) {
   int free = 0;
   for (const cost::ClusterRank& rank : cluster.ranks) free = std::max(free, rank.node + 1);
@@ -83,7 +83,7 @@ cost::Cluster apart_from_others(cost::Cluster cluster, const std::vector<Rank>& 
   return cluster;
 }
 
-// A plan of `kept` as one of the whole cluster.
+// Returns the plan of `kept` as a plan of the whole cluster.
 Plan spread(const Plan& plan, const std::vector<Rank>& kept, int ranks) {
   Plan whole = plan;
   whole.ranks = ranks;
@@ -101,7 +101,7 @@ class Packer {
     options_.propose.rank_order = rank_order_in(problem.cluster, options.propose.rank_order);
   }
 
-  // The balancer's plan on the kept ranks alone, as a plan of the whole cluster.
+  // Returns the balancer's plan on the kept ranks alone, as a plan of the whole cluster.
   [[nodiscard]] Expected<Proposal> on(const std::vector<Rank>& kept) const {
     if (static_cast<int>(kept.size()) == problem_.cluster.size()) {
       return propose(balancer_, problem_, options_.propose);
@@ -137,7 +137,8 @@ class Packer {
   }
 
  private:
-  // The step time in perfect balance; a replay may be shorter by its rounding to nanoseconds.
+  // Returns the step time in perfect balance. A replay may be shorter because it rounds to
+  // nanoseconds.
   [[nodiscard]] double min_step_s(const std::vector<Rank>& kept) const {
     double work = 0;
     for (const double layer : cost::layer_work_s(problem_.model, problem_.micro_batches)) {
@@ -183,7 +184,7 @@ std::vector<Rank> ranks_to_keep(const cost::Cluster& cluster, int keep) {
       --left;
       --node_size[node_of(rank)];
     };
-    // Whole nodes, that of the lowest rank last: it leads.
+    // Whole nodes come first. The lowest rank's node is the last of them, because that rank leads.
     for (auto rank = ranks.rbegin(); rank != ranks.rend(); ++rank) {
       const int node = node_of(*rank);
       if (std::any_of(std::next(rank), ranks.rend(), [&](Rank r) { return node_of(r) == node; })) {

@@ -19,15 +19,15 @@ constexpr int kMaxExchanged = 1024;  // ranks: a sweep looks at every pair of th
 
 using Orders = std::vector<Rank>;  // rank by position
 
-// Ranks of one kind are as fast and have as much memory.
+// The speed and memory of a rank.
 using Kind = std::pair<double, Bytes>;
 Kind kind_of(const cost::ClusterRank& rank) { return {rank.speed, rank.memory}; }
 
-// How far two ranks are apart: on a node, on two nodes of a switch, on two switches.
+// The number of distances of two ranks: on one node, on two nodes of a switch, on two switches.
 constexpr std::size_t kDistances = 3;
 using Times = std::array<double, kDistances>;  // seconds, by distance
 
-// Positions as a graph: how long the messages of two positions take at each distance.
+// The seconds that all messages between two positions take at each distance.
 class Messages {
  public:
   Messages(const Plan& plan, const BalanceProblem& problem)
@@ -118,8 +118,8 @@ class Orderer {
     return bytes;
   }
 
-  // Positions in the order of their first stages, idle ones behind, take the ranks of their kind
-  // node by node.
+  // Returns an order in which positions take ranks of their kind node by node. Positions go by
+  // their first stages, and those without a stage come last.
   [[nodiscard]] Orders blocks() const {
     std::vector<std::size_t> positions;
     std::vector<char> seen(static_cast<std::size_t>(plan_.ranks), 0);
@@ -140,7 +140,7 @@ class Orderer {
     return order;
   }
 
-  // How much longer the messages take with the ranks of two positions exchanged.
+  // Returns the seconds by which messages take longer if two positions exchange their ranks.
   [[nodiscard]] double change(const Orders& order, std::size_t a, std::size_t b) const {
     const auto one_way = [&](std::size_t position, std::size_t other) {
       double sum = 0;
@@ -172,8 +172,8 @@ class Orderer {
     }
   }
 
-  // Nodes of a switch with the same kinds of ranks trade all they have, and equal ranks of a node,
-  // so that most bytes stay. No message gets another link by it.
+  // Exchanges equal nodes of a switch, and equal ranks of a node, so that most bytes stay. No
+  // message gets another link by it.
   [[nodiscard]] Orders with_fewest_moves(const Orders& order) const {
     std::map<int, std::map<Kind, std::vector<Rank>>> nodes;
     for (std::int32_t r = 0; r < plan_.ranks; ++r) {
@@ -215,7 +215,8 @@ class Orderer {
     return scores;
   }
 
-  // The positions that ranks `from` have in `order` go to ranks `to` of their kind on one node.
+  // Gives the positions of ranks `from` to ranks `to`, which are as many of the same kind on one
+  // node.
   void give(Orders& result, const Orders& order, const std::vector<Rank>& from,
             const std::vector<Rank>& to) const {
     std::vector<std::size_t> positions;

@@ -20,7 +20,8 @@ bool same_but_generation(const Plan& a, const Plan& b) {
          a.order == b.order;
 }
 
-// With `again` recomputed, which brings back what they saved from I to W.
+// Returns the ordering problem with `again` recomputed. This restores what these layers saved, from
+// I to W.
 schedule::AdaptiveProblem ordering_problem(const Plan& plan, const BalanceProblem& problem,
                                            const LayerSet& again) {
   schedule::AdaptiveProblem ordering{
@@ -74,7 +75,7 @@ Expected<void> add_order(Plan& plan, const BalanceProblem& problem, const LayerS
   return {};
 }
 
-// OK, or kInfeasible with rank and bytes, for a plan that has been replayed.
+// Returns kInfeasible, with the rank and its bytes, if a replayed plan does not fit the memory.
 Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
                               const cost::Cluster& cluster, Balancer balancer,
                               std::string_view what) {
@@ -99,7 +100,7 @@ Expected<void> require_memory(const Plan& plan, const Evaluation& evaluation,
                     format_bytes(has), others);
 }
 
-// The balancer's plan, cut for `what`, under the problem's schedule kind.
+// Returns the balancer's plan under the problem's schedule kind, with the cut for `what`.
 Expected<Proposal> of_one_cut(internal::CutFor what, Balancer balancer,
                               const BalanceProblem& problem) {
   DYNMO_ASSIGN(internal::MadeCut made, internal::make_cut(what, balancer, problem));
@@ -120,7 +121,7 @@ Expected<Proposal> of_one_cut(internal::CutFor what, Balancer balancer,
   return proposal;
 }
 
-// Whether a plan without recomputation, the balancer's, would be faster with more memory.
+// Returns whether the balancer's plan without recomputation would be faster with more memory.
 bool memory_matters(const Proposal& plain, Balancer balancer, const BalanceProblem& problem) {
   if (!plain.recomputed.empty()) return true;
   const bool knows = balancer == Balancer::kOptimal || balancer == Balancer::kVPair;
@@ -146,7 +147,7 @@ bool memory_matters(const Proposal& plain, Balancer balancer, const BalanceProbl
   return free && free->evaluation.result.step_time < plain.evaluation.result.step_time;
 }
 
-// The balancer's plan under the problem's schedule kind: the fastest of its cuts.
+// Returns the balancer's plan under the problem's schedule kind, with the fastest of its cuts.
 Expected<Proposal> of_cut(Balancer balancer, const BalanceProblem& problem) {
   std::optional<Proposal> best;
   std::optional<Error> refusal;
@@ -230,7 +231,7 @@ Expected<Proposal> in_given_order(Balancer balancer, const BalanceProblem& probl
   return of_cut(balancer, problem);
 }
 
-// A proposal for the same ranks, those of a node together, under their names in the cluster.
+// Plans the ranks sorted by node. Returns the proposal under their names in the cluster.
 Expected<Proposal> grouped_by_node(Balancer balancer, const BalanceProblem& problem,
                                    const ProposeOptions& options) {
   const std::vector<Rank> order = node_by_node(problem.cluster);
@@ -263,8 +264,8 @@ Expected<std::optional<Judged>> fitting(const Plan& plan, const BalanceProblem& 
   return std::optional(std::move(judged));
 }
 
-// Gives every rank the position that makes the step shortest, unless it is hardly longer where most
-// layers stay.
+// Gives every rank the position that makes the step shortest. If the step is hardly longer when
+// most layers stay, they stay.
 Expected<void> place_ranks(Proposal& proposal, const BalanceProblem& problem) {
   DYNMO_ASSIGN(Plan placed, place(proposal.plan, problem));
   DYNMO_ASSIGN(auto judged, fitting(placed, problem));

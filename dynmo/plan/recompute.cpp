@@ -13,7 +13,7 @@ namespace {
 using internal::Item;
 using internal::RankMemory;
 
-// The least sets by rank; all of its layers where even they exceed a rank's memory.
+// Returns the least set of each rank, or all its layers if even these exceed the rank's memory.
 LayerSet least_sets(const std::vector<RankMemory>& ranks, const cost::Cluster& cluster) {
   LayerSet layers;
   for (std::size_t r = 0; r < ranks.size(); ++r) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kMostActions = 2'000'000;  // replayed; some tens of milliseconds
 
-// StepBound of cuts, by sums over the layers before.
+// Computes the StepBound of cuts from prefix sums over the layers.
 class LowerBound {
  public:
   LowerBound(const BalanceProblem& problem, const internal::Chain* recomputing)
@@ -29,7 +29,7 @@ class LowerBound {
     }
   }
 
-  // The longest time if the cut does not fit.
+  // Returns the bound, or the longest time if the cut does not fit the memory.
   [[nodiscard]] Nanoseconds of(const std::vector<int>& counts) const {
     StepBound bound;
     std::size_t first = 0;
@@ -67,7 +67,7 @@ struct Cut {
   Nanoseconds time{0};
 };
 
-// The first neighbour with a shorter replay, or nothing.
+// Returns the first neighbour with a shorter replay, or nullopt.
 Expected<std::optional<Cut>> shorter(const Cut& cut, const LowerBound& bound, Replayer& replayer) {
   const auto bound_of = [&](const std::vector<int>& counts) { return bound.of(counts); };
   for (auto& neighbour : neighbours(cut.counts, bound_of, cut.time)) {
@@ -79,7 +79,7 @@ Expected<std::optional<Cut>> shorter(const Cut& cut, const LowerBound& bound, Re
   return std::optional<Cut>();
 }
 
-// Layers a rank of a plan of one stage a rank, in the cluster's order; empty of any other plan.
+// Returns the layers of each rank if stage s is on rank s, or an empty list.
 std::vector<int> counts_of(const Plan& plan) {
   if (plan.stages.size() != static_cast<std::size_t>(plan.ranks)) return {};
   std::vector<int> counts;

@@ -83,8 +83,8 @@ class CutSearch {
 
   [[nodiscard]] bool is_spent() const { return replayer_.actions() >= problem_.max_actions; }
 
-  // The bound that a cut as good as the best may have; infinite before one was found that fits. A
-  // replay rounds each action to nanoseconds, as a stage's cost and on its rank.
+  // Returns the greatest bound of a cut that may be better than the best, or infinity if none fits
+  // yet. A replay rounds each action to nanoseconds, once as a stage's cost and once on its rank.
   [[nodiscard]] double best_s() const {
     if (best_.empty()) return std::numeric_limits<double>::infinity();
     double slowest = 1;
@@ -94,7 +94,7 @@ class CutSearch {
     return to_seconds(time_) * (1 + 1e-9) + 1e-9 * (1 + 1 / slowest) * roundings;
   }
 
-  // The work of the busiest rank, for all micro-batches.
+  // Returns the seconds of the busiest rank for all micro-batches.
   [[nodiscard]] double bound_s(const std::vector<int>& counts) const {
     std::vector<double> rank_s(problem_.cluster.ranks.size(), 0.0);
     std::size_t first = 0;

@@ -26,11 +26,11 @@ struct ReplayedCutProblem {
   std::int64_t max_actions = 0;        // replayed at most
 };
 
-// Returns the layers of each stage. Where there are few cuts, all whose lower bound is below the
-// best are replayed, so that the result is the best there is. Else one layer at a time moves from
-// one stage to another, from the best of the starts, as long as the replay becomes shorter. The
-// number of replayed actions ends both, not a time. nullopt: no cut that was replayed fits the
-// memory. Errors are those of `evaluate`.
+// Returns the layers of each stage, or nullopt if no replayed cut fits the memory. If there are few
+// cuts, it replays all whose lower bound is below the best time, so the result is the best.
+// Otherwise it moves one layer at a time from one stage to another, from the best start on. It does
+// so while the replay becomes shorter. Both end after `max_actions`, not at a time. Errors are
+// those of `evaluate`.
 [[nodiscard]] Expected<std::optional<std::vector<int>>> replayed_cut(
     const ReplayedCutProblem& problem, std::span<const std::vector<int>> starts);
 

@@ -28,7 +28,7 @@ struct Placement {
   std::vector<Rank> ranks;  // by stage
 };
 
-// Placements to anneal on. One that would leave most stages without a layer is left out.
+// Returns the placements to anneal on, without those that would leave most stages without a layer.
 std::vector<Placement> portfolio(const SearchProblem& problem) {
   const int ranks = problem.cluster.size();
   std::vector<Placement> placements;
@@ -82,7 +82,7 @@ class Candidates {
     return judge(recompute_, plan, problem_.model, problem_.cluster, problem_.micro_batches);
   }
 
-  // A candidate that has no replay (a schedule that does not take its shape) is none. Returns
+  // Enters a plan as a candidate if it has a replay; its schedule may not take its shape. Returns
   // whether it recomputes or lacks memory.
   bool try_plan(std::string name, const Plan& plan) {
     auto judged = this->judged(plan);
@@ -95,7 +95,7 @@ class Candidates {
     return tight;
   }
 
-  // Notes why a candidate is none.
+  // Notes why a plan is no candidate.
   void refuse(const Error& error) {
     if (!refusal_ ||
         (refusal_->code != ErrorCode::kBadInput && error.code == ErrorCode::kBadInput)) {
@@ -105,7 +105,8 @@ class Candidates {
 
   [[nodiscard]] bool won() const { return won_; }
 
-  // `annealed`: orders were sought for any cut, so that memory alone can be the reason.
+  // Returns why no candidate won. `annealed`: orders were sought for any cut, so only memory can be
+  // the reason.
   [[nodiscard]] Error infeasible(bool annealed) const {
     if (rank_ < 0 && rejection_) return *rejection_;
     if (rank_ < 0 && refusal_ && !annealed) return *refusal_;
@@ -157,8 +158,8 @@ class Candidates {
   std::optional<Error> rejection_;  // why the filter did not take the first that it refused
 };
 
-// Sums of times, with a rank beside them, must stay inside 64 bits (adaptive.h); such a step has
-// other problems.
+// Returns whether sums of times, with a rank beside them, stay inside 64 bits (adaptive.h). A step
+// for which they do not has other problems.
 bool countable(const SearchProblem& problem) {
   double slowest = problem.cluster.ranks.front().speed;
   for (const cost::ClusterRank& rank : problem.cluster.ranks) {
@@ -260,8 +261,8 @@ bool lacks_memory(const SearchProblem& problem) {
   return even && !fits_memory(even->result, problem.cluster);
 }
 
-// The balancers' cuts in orders of the list scheduler, which annealing need not find where memory
-// leaves it few.
+// Tries the balancers' cuts in orders of the list scheduler. Annealing need not find these if
+// memory leaves it few.
 void try_ordered_cuts(const SearchProblem& problem, Candidates& candidates) {
   for (const Balancer balancer : balancers()) {
     if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
@@ -287,7 +288,8 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
   if (problem.current != nullptr && wanted(problem.current->schedule)) {
     DYNMO_TRY(validate(*problem.current, problem.model.size()));
     auto judged = candidates.judged(*problem.current);
-    // An order for other micro-batches cannot stay, though its layers are where they are.
+    // An order is for one number of micro-batches. With another it cannot stay, even if the layers
+    // do.
     if (!judged && problem.current->schedule != ScheduleKind::kAdaptive) return judged.error();
     if (judged) candidates.enter("current", *problem.current, *std::move(judged));
   }
@@ -299,7 +301,7 @@ Expected<SearchResult> search(const SearchProblem& problem, const SearchOptions&
   }
   for (const internal::Template& made : templates.made) {
     const bool lacks = candidates.try_plan(made.name, made.plan);
-    // GPipe keeps every micro-batch, which says nothing of the other schedules.
+    // GPipe stashes every micro-batch, so its lack of memory says nothing of other schedules.
     tight = tight || (made.plain && lacks && made.plan.schedule != ScheduleKind::kGpipe);
   }
   if (wanted(ScheduleKind::kAdaptive)) {

@@ -22,7 +22,7 @@ std::int64_t replays_of(const SearchOptions& options) {
   return options.evaluations * kActions;
 }
 
-// The best cut by replay, from the balancers' cuts. It knows no recomputation.
+// Appends the best cut by replay, from the balancers' cuts as starts. It does not recompute.
 void append_replayed(Templates& templates, const SearchProblem& problem, ScheduleKind kind,
                      const std::string& schedule, const std::vector<Rank>& placement,
                      std::span<const std::vector<int>> starts, std::int64_t max_actions) {
@@ -71,13 +71,13 @@ void append_cuts(Templates& templates, const SearchProblem& problem, const Searc
     }
   };
   for (const Balancer balancer : balancers()) {
-    // Whole blocks are what others run, never better than half ones.
+    // Cuts between whole blocks are never better than those between half blocks.
     if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
     if (balancer == Balancer::kVPair && !takes_v(kind)) continue;
     append(balancer, nullptr, "");
   }
   if (problem.current != nullptr) {
-    // Diffusion ends elsewhere where it starts elsewhere.
+    // Diffusion from another start may end at another cut.
     append(Balancer::kDiffusionParameters, problem.current, " from current");
     append(Balancer::kDiffusionTime, problem.current, " from current");
   }

@@ -31,8 +31,7 @@ struct Candidate {
 
 // Enumerates cuts rank by rank and keeps those whose bound does not exceed `limit_s`.
 //
-// The bound is StepBound; the ranks not yet cut share at best what is left in proportion to their
-// speeds.
+// The bound is StepBound. It assumes that later ranks share the rest in proportion to their speeds.
 class Enumerator {
  public:
   Enumerator(const Problem& problem, double limit_s)
@@ -44,7 +43,7 @@ class Enumerator {
     add_suffix_sums();
   }
 
-  // False if there are too many.
+  // Returns false if there are too many cuts.
   bool enumerate() {
     extend(0, 0, {});
     return candidates_.size() <= kMaxCandidates && nodes_ <= kMaxNodes;

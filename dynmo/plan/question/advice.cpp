@@ -15,7 +15,8 @@
 namespace dynmo::plan {
 namespace {
 
-// Actions replayed for one answer, about a quarter of a second, and those of a single replay.
+// The most actions replayed for one answer, which take about a quarter of a second. It is also the
+// limit of a single replay.
 constexpr double kMaxActions = 1e6;
 constexpr std::int64_t kMaxSlices = 64;
 // A layer that takes this share of the busiest rank's time is what makes it the busiest.
@@ -148,7 +149,8 @@ class Adviser {
     }
   }
 
-  // One rank has more work than the others: because of a layer, the memory, or whole layers.
+  // Finds why one rank has more work than the others: a heavy layer, the memory, or the cut between
+  // whole layers.
   void find_uneven(const StepParts& parts, Advice& advice) const {
     const auto [layer, work_s] = heaviest();
     advice.layer = problem_.models.front().layers[layer].name;
@@ -171,7 +173,8 @@ class Adviser {
     return Remedy{AdviceKey::kBalancer, std::string(name(Balancer::kOptimal)), *with_s};
   }
 
-  // The change that shortens the step most. Settings come before other machines.
+  // Returns the change that shortens the step most. Larger micro-batches come before other
+  // machines.
   [[nodiscard]] std::optional<Remedy> by_change(StepLimit limit, double now_s) const {
     std::optional<Remedy> best;
     if (!problem_.changes) return best;
@@ -196,7 +199,8 @@ class Adviser {
     return Remedy{AdviceKey::kRanks, std::to_string(advice.fewest->ranks), advice.fewest->step_s};
   }
 
-  // The layer with the most work, and its seconds a micro-batch on the fastest rank, as a mean.
+  // Returns the layer with the most work in all models. The second value is its mean seconds a
+  // micro-batch on the fastest rank.
   [[nodiscard]] std::pair<std::size_t, double> heaviest() const {
     std::vector<double> sums(problem_.models.front().layers.size(), 0.0);
     for (const cost::ModelCost& model : problem_.models) {
@@ -212,7 +216,7 @@ class Adviser {
             *most / speed / static_cast<double>(problem_.models.size())};
   }
 
-  // The fewest slices that are as good as any, if they shorten the step.
+  // Returns the fewest slices that are as good as any, if they shorten the step.
   [[nodiscard]] std::optional<Remedy> head_in_slices(double now_s) const {
     if (!problem_.sliced) return std::nullopt;
     std::vector<std::pair<std::int64_t, double>> tried;
@@ -313,7 +317,7 @@ class Adviser {
       if (count.step_s <= enough_s) advice.fewest = count;
     }
     if (all_tried || advice.fewest->ranks > tried.back().ranks) return;
-    // All that were tried are enough. Below them the step is taken to grow.
+    // All counts that were tried are enough. With fewer ranks the step is assumed to be longer.
     int few = 1;
     while (few < advice.fewest->ranks) {
       const int middle = (few + advice.fewest->ranks) / 2;

@@ -76,7 +76,7 @@ Expected<Costs> sliced_costs(const Question& question, const Answer& answer, std
   return Costs{recomputed(std::move(model), layers)};
 }
 
-// The question with a link or a speed changed, or with larger micro-batches for the same tokens.
+// Makes questions with a link or a speed changed, or with larger micro-batches for the same tokens.
 class Changes {
  public:
   Changes(const Question& question, const Answer& answer) : question_(question), answer_(answer) {}
@@ -112,7 +112,8 @@ class Changes {
     for (cost::ClusterRank& rank : other.ranks) rank.speed = fastest;
     add(AdviceKey::kSpeed, fmt::format("{}", fastest), std::move(other));
   }
-  // Half of a latency, twice a bandwidth, as far as the text of the value says it.
+  // Adds a change of a latency or bandwidth by a factor. The value is what its text of three digits
+  // says.
   template <typename Field>
   void add_times(double times, AdviceKey key, Field field) {
     cost::Cluster other = question_.cluster;
@@ -155,7 +156,8 @@ std::optional<Advice> advice_on(const Question& question, const Answer& answer) 
        .changes = [&](StepLimit limit) { return Changes(question, answer).against(limit); }});
 }
 
-// The same question where the slices of the head stay apart. What a form cannot say does not count.
+// Answers the same question with the slices of the head apart. The limits of an emit form do not
+// count.
 std::optional<JoinedHead> joined_head(const Question& question, const Answer& answer) {
   if (!question.with_slices) return std::nullopt;
   Question apart = question;
@@ -168,7 +170,7 @@ std::optional<JoinedHead> joined_head(const Question& question, const Answer& an
   return joined;
 }
 
-// Text behind the error of a question that no plan answers.
+// Returns what an error message of a question without a plan adds about memory.
 std::string what_is_lacking(const Question& question) {
   std::string text;
   if (question.head_room > 0) {
@@ -189,7 +191,7 @@ std::string what_is_lacking(const Question& question) {
   return text;
 }
 
-// All replicas send alike, so the first one's ranks stand for all.
+// Returns the messages of the first replica's ranks, because all replicas send alike.
 TrafficRows traffic_of(const Question& question, const Answer& answer) {
   const Plan& plan = answer.proposal.plan;
   TrafficRows rows =
@@ -200,7 +202,7 @@ TrafficRows traffic_of(const Question& question, const Answer& answer) {
   return sums_of(std::move(rows));
 }
 
-// The values between two half blocks for one micro-batch.
+// Returns the bytes of the values between two half blocks for one micro-batch.
 double hidden_bytes(const cost::TransformerShape& shape, const cost::Device& device) {
   return static_cast<double>(shape.tokens()) * static_cast<double>(shape.hidden) *
          device.bytes_per_element;
@@ -214,7 +216,7 @@ Expected<void> check_heads(const cost::TransformerShape& shape,
                     parallelism.tensor, shape.heads);
 }
 
-// Sets what formulas say about their costs.
+// Sets the fields that describe costs by formulas.
 void set_origin(Question& question, double tokens, const cost::Device& device,
                 const cost::Parallelism& parallelism) {
   question.parallelism = parallelism;
@@ -240,7 +242,7 @@ void set_origin(Question& question, double tokens, const cost::Device& device,
   }
 }
 
-// Ranks of several devices, in nodes of the device.
+// Returns ranks of `tensor` devices each, as many on a node as the device's nodes hold.
 cost::Cluster ranks_in_nodes(int ranks, std::int64_t tensor, Bytes memory,
                              const cost::Device& device) {
   cost::Cluster cluster = cost::equal_ranks(ranks, memory);
