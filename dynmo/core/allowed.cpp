@@ -11,7 +11,7 @@
 namespace dynmo {
 namespace {
 
-// Whole numbers without an exponent: limits are counts more often than not.
+// Returns whole numbers without an exponent, because most limits are counts.
 std::string number(double value) {
   const bool whole = std::floor(value) == value && std::abs(value) < 1e15;
   return whole ? fmt::format("{}", static_cast<std::int64_t>(value)) : fmt::format("{}", value);

@@ -34,7 +34,7 @@ struct Range {
 
 // The value is one of these texts.
 using Names = std::vector<std::string_view>;
-// The value is a text that this function of the library reads. Its error says what is wanted.
+// The value is a text that this function can parse. Its error says what is wanted.
 using Readable = std::function<Expected<void>(const std::string&)>;
 template <typename Parse>
 [[nodiscard]] Readable readable_by(Parse parse) {
@@ -52,7 +52,7 @@ using AllowedValue = std::variant<std::int64_t, double, std::string_view>;
 // Returns "cpu, cuda or emulated".
 [[nodiscard]] std::string listed(std::span<const std::string_view> names);
 
-// Checks that `allowed` has the value. Returns kBadInput if not: "train.steps is 0, wanted 1 to
+// Checks that `allowed` admits the value. If not, returns kBadInput: "train.steps is 0, wanted 1 to
 // 16777216". NaN is in no range.
 [[nodiscard]] Expected<void> check_allowed(std::string_view key, const AllowedValue& value,
                                            const Allowed& allowed);

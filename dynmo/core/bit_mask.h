@@ -16,8 +16,8 @@ namespace dynmo {
 [[nodiscard]] std::vector<std::uint8_t> pack_mask(std::span<const std::int32_t> offsets,
                                                   std::int64_t elements);
 
-// Returns the offsets of a mask's elements, ascending. Returns kBadInput if the bits, which may
-// come from a file, are no mask of `elements` elements.
+// Returns the offsets of a set's elements, ascending. Returns kBadInput if the bits, which may come
+// from a file, have another size or set a bit behind the last element.
 [[nodiscard]] Expected<std::vector<std::int32_t>> unpack_mask(std::span<const std::uint8_t> bits,
                                                               std::int64_t elements);
 

@@ -21,7 +21,7 @@ Readable empty_text(bool wanted) {
   };
 }
 
-// The value without the quotes of TOML, as settings and messages have it.
+// Returns the value without the quotes of TOML, as in settings and messages.
 std::string plain_value(const TomlField& field) {
   if (const auto* text = std::get_if<std::string*>(&field)) return **text;
   if (const auto* number = std::get_if<double*>(&field)) return fmt::format("{}", **number);
@@ -53,7 +53,7 @@ bool is_met(const ActsIf& condition, std::span<const TomlKey> keys) {
                              [&](const ActsIf& other) { return is_met(other, keys); });
 }
 
-// "elastic.enabled = false": what there is where the condition does not hold.
+// Returns the value that breaks the condition, "elastic.enabled = false".
 std::string now_text(const ActsIf& condition, std::span<const TomlKey> keys) {
   std::string text = condition.now;
   if (text.empty()) {
@@ -80,7 +80,7 @@ void copy_value(const TomlField& to, const TomlField& from) {
       to);
 }
 
-// The first condition that does not hold; null: the key acts.
+// Returns the first condition that does not hold, or null if the key acts.
 const ActsIf* unmet(const TomlKey& key, std::span<const TomlKey> keys) {
   for (const ActsIf& condition : key.acts_if) {
     if (!is_met(condition, keys)) return &condition;

@@ -25,7 +25,7 @@ namespace dynmo {
 // `now` and asks for `wanted`.
 [[nodiscard]] ActsIf when_so(bool holds, std::string now, std::string wanted);
 [[nodiscard]] ActsIf either(ActsIf one, ActsIf other);
-// Adds `conditions` before those that the keys have.
+// Returns the keys with `conditions` before their own.
 [[nodiscard]] std::vector<TomlKey> only_if(const std::vector<ActsIf>& conditions,
                                            std::vector<TomlKey> keys);
 
@@ -34,17 +34,17 @@ namespace dynmo {
 // Returns a short form: "pipeline.schedule=interleaved/auto", or "checkpoint.every>=1".
 [[nodiscard]] std::string page_text_of(const ActsIf& condition);
 
-// Returns kBadInput for the first key that is not at its default and has no effect beside the
-// others. The line says what was given, what makes it idle, and what to change. `defaults` is the
-// same list over the fields of a default object.
+// Returns kBadInput for the first key that is not at its default and has no effect with the other
+// values. The message says what was given, what makes it idle, and what to change. `defaults` is
+// the same list over the fields of a default object.
 [[nodiscard]] Expected<void> check_effects(std::span<const TomlKey> keys,
                                            std::span<const TomlKey> defaults);
 // Sets the keys that have no effect to their defaults.
 void reset_idle(std::span<const TomlKey> keys, std::span<const TomlKey> defaults);
 
-// Like apply_toml_settings(). If the settings take a key's effect away, resets the key to its
-// default, unless a setting names it. So one flag can disable a table of a file. `make_keys`
-// returns the keys with the conditions that follow from the current values.
+// Like apply_toml_settings(). Also resets each key that has lost its effect by the settings, unless
+// a setting names it. So one flag can disable a table of a file. `make_keys` returns the keys with
+// the conditions that follow from the current values.
 [[nodiscard]] Expected<void> apply_overrides(const std::function<std::vector<TomlKey>()>& make_keys,
                                              std::span<const TomlKey> defaults,
                                              std::span<const std::string> settings,

@@ -65,7 +65,7 @@ constexpr std::string_view kMoreMemory =
     "allow more memory (ulimit -v, the container's limit), or give a smaller model, micro-batch or "
     "file";
 
-// libtorch's allocators throw its general exception; only the text says that memory is missing.
+// Libtorch's allocators throw its general exception. Only its text says that memory is missing.
 bool tells_of_memory(std::string_view text) {
   for (const std::string_view sign :
        {"can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory"}) {

@@ -37,8 +37,7 @@ struct Error {
 };
 
 namespace internal {
-// Returns the text with spaces for line ends and other control characters, which may come from a
-// file.
+// Replaces line ends and other control characters, which may come from a file, by spaces.
 [[nodiscard]] std::string one_line(std::string text);
 }  // namespace internal
 
@@ -103,9 +102,9 @@ class [[nodiscard]] Expected<void> {
   bool ok_ = true;
 };
 
-// Returns the error for an exception. The code is kBadInput if the user can change something. That
-// is too little memory (also of libtorch's allocators), no more threads, or a path that the system
-// refuses. Else it is kInternal with the first line of the exception's text.
+// Returns the error for an exception. The code is kBadInput for causes that the user can change:
+// too little memory (also in libtorch), no more threads, a refused path. Otherwise it is kInternal
+// with the first line of the exception's text.
 [[nodiscard]] Error error_of(const std::exception& fault);
 
 }  // namespace dynmo

@@ -38,7 +38,7 @@ concept IsA = std::same_as<std::remove_const_t<T>, Struct>;
 struct Limits {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
-  const char* wanted = "";  // for errors, as "seconds from 0 to 1000000"; "": the ends
+  const char* wanted = "";  // for errors, "seconds from 0 to 1"; "": the two numbers
   bool above_min = false;
 };
 inline constexpr Limits kCount{.min = 0, .wanted = "0 or more"};
@@ -55,7 +55,8 @@ template <typename T>
 inline constexpr bool kIsVector<std::vector<T>> = true;
 
 [[nodiscard]] bool holds(const Limits& limits, double value);
-// Reads one value. An absent one stays as it is, and is a fault unless it `may_lack`.
+// Reads one value. If the key is absent, `value` is unchanged, and that is a fault unless
+// `may_lack`.
 void read_value(JsonObject& object, const char* key, double& value, const Limits& limits,
                 bool may_lack);
 void read_value(JsonObject& object, const char* key, std::int64_t& value, const Limits& limits,
@@ -71,17 +72,18 @@ void read_value(JsonObject& object, const char* key, std::vector<std::uint64_t>&
 void read_measured(JsonObject& object, const char* key, double& value, bool may_lack);
 [[nodiscard]] Json measured(double value);
 void read_figures(JsonObject& object, const char* key, Json& value);
-// Returns whether a list has 1 to `most` finite numbers within `limits`.
+// kWhole: whole numbers only. are_numbers() returns whether a list has 1 to `most` finite numbers
+// of `kind` within `limits`.
 enum class Numbers { kAny, kWhole };
 [[nodiscard]] bool are_numbers(const Json& list, Numbers kind, std::size_t most,
                                const Limits& limits);
 [[nodiscard]] Json shortest(double value);
-// Returns `limits` within the ends of the type.
+// Returns `limits` cut to the range from `min` to `max`.
 [[nodiscard]] Limits within(Limits limits, double min, double max);
 
 }  // namespace internal
 
-// Reads the fields of a list. Faults are kept in `object`, like those of its own functions.
+// Reads the fields of a list. Faults are recorded in `object`.
 class FieldReader {
  public:
   explicit FieldReader(JsonObject& object) : object_(object) {}
@@ -91,12 +93,12 @@ class FieldReader {
   void operator()(const char* key, T& value, const Limits& limits = {}) {
     read(key, value, limits, /*may_lack=*/false);
   }
-  // Reads a field. An absent one keeps the value that it has.
+  // Reads a field. If it is absent, `value` is unchanged.
   template <typename T>
   void optional(const char* key, T& value, const Limits& limits = {}) {
     read(key, value, limits, /*may_lack=*/true);
   }
-  // Reads a field. An absent one is `absent`, which is not written.
+  // Reads a field. If it is absent, sets `value` to `absent`, which FieldWriter does not write.
   template <typename T>
   void left_out(const char* key, T& value, const std::type_identity_t<T>& absent,
                 const Limits& limits = {}) {
@@ -115,7 +117,7 @@ class FieldReader {
     value.reset();
     if (object_.value(key) != nullptr) measured(key, value.emplace());
   }
-  // Reads a number, which is written without a fraction if it is whole.
+  // Reads a number. FieldWriter writes it without a fraction if it is whole.
   void number(const char* key, double& value) { (*this)(key, value); }
   // Reads a list of 1 to `most` numbers. Refuses any other value with the text `refused`.
   template <typename T>
@@ -130,15 +132,15 @@ class FieldReader {
       object_.fail(key, refused);
     }
   }
-  // Reads a list. An absent one is empty, which is not written.
+  // Reads a list, empty if the key is absent. FieldWriter does not write an empty list.
   template <typename T>
   void unless_empty(const char* key, std::vector<T>& values) {
     optional(key, values);
   }
-  // Reads any object. An absent one is empty, which is not written.
+  // Reads any object, empty if the key is absent. FieldWriter does not write an empty object.
   void figures(const char* key, Json& value) { internal::read_figures(object_, key, value); }
-  // Reads what `to(value)` wrote, a text or a number. `from` takes it back and returns an Expected.
-  // The text of its error follows the key.
+  // Reads a text or a number that `to(value)` made. `from` converts it back and returns an
+  // Expected. A message has the key before the text of its error.
   template <typename T, typename To, typename From>
   void mapped(const char* key, T& value, To to, From from) {
     if (object_.value(key) == nullptr) return object_.fail(key, "is missing");
@@ -158,7 +160,7 @@ class FieldReader {
       object_.fail(key, read.error().message);
     }
   }
-  // Reads any JSON. An absent value stays as it is. Null is not written.
+  // Reads any JSON. If it is absent, `value` is unchanged. FieldWriter does not write null.
   void any(const char* key, Json& value) {
     if (const Json* given = object_.value(key)) value = *given;
   }
@@ -173,7 +175,7 @@ class FieldReader {
     }
   }
   void format(std::string_view format) { object_.expect_format(format); }
-  // Reads the object below `key` with the fields that `list` visits, if it is not absent.
+  // Reads the object below `key` with the fields that `list` visits, or nothing if it is absent.
   template <typename List>
   void optional_group(const char* key, List list) {
     auto inner = object_.object(key);
@@ -251,7 +253,7 @@ class FieldWriter {
   Json& json_;
 };
 
-// Read and write by the list of T, in the source that has it.
+// Reads a T by its list_fields(), which this source must define. write_list() writes one.
 template <typename T>
 void read_list(JsonObject& object, T& value) {
   FieldReader reader(object);
@@ -285,7 +287,8 @@ void read_object(JsonObject& object, T& value) {
 
 }  // namespace internal
 
-// Reads a struct that has a list in this source, or read_fields().
+// Returns the struct that `json` holds, or its first fault. T has a list in this source, or
+// read_fields().
 template <typename T>
 [[nodiscard]] Expected<T> parse_fields(const Json& json, std::string_view origin,
                                        std::string pointer = "") {

@@ -36,7 +36,7 @@ bool is_folder(int descriptor) {
 }  // namespace
 
 bool is_not_offered(int error) {
-  // Not said by any of them: EIO, ENOSPC, EDQUOT, EROFS, ESTALE, ENOENT, EMFILE.
+  // EIO, ENOSPC, EDQUOT, EROFS, ESTALE, ENOENT and EMFILE have other causes.
   constexpr std::array kErrors = {EINVAL, ENOTSUP, EOPNOTSUPP, ENOSYS, ENODEV, ENOTTY, EACCES,
                                   EPERM,  EISDIR,  EXDEV,      ENOLCK, EBUSY,  EEXIST};
   return std::ranges::find(kErrors, error) != kErrors.end();

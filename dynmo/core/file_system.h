@@ -17,13 +17,13 @@ namespace dynmo {
 // errno after an error.
 [[nodiscard]] bool sync_open(int descriptor, const std::filesystem::path& path);
 
-// Renames a file, and replaces a file that has the new name. If the file system refuses that, the
-// older file is moved out of the way first. Anything but a file stays. Returns false with errno,
-// and then the older file is unchanged.
+// Renames a file, and replaces a file that has the new name. If the file system cannot replace,
+// moves the older file out of the way first. Returns false with errno after an error. Then whatever
+// has the new name is unchanged.
 [[nodiscard]] bool rename_over(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// Reports once in a process that a file system does not offer a call. `what` is a different text
-// for each call, "a folder cannot be synced". `then` is the consequence for the user.
+// Reports once in a process for each `what` that a file system does not offer a call. `what` is the
+// failure, "a folder cannot be synced". `then` is the consequence for the user.
 void note_not_offered(std::string_view what, int error, std::string_view then,
                       const std::filesystem::path& path);
 

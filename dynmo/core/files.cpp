@@ -60,7 +60,7 @@ Expected<void> write_pieces(int fd, std::span<const std::span<const std::byte>> 
   return {};
 }
 
-// Where there is nothing to be replaced.
+// Writes into what `path` names, a pipe or a device, without a rename.
 Expected<void> write_in_place(const std::filesystem::path& path,
                               std::span<const std::span<const std::byte>> pieces) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -85,7 +85,7 @@ std::optional<int> named_descriptor(const std::filesystem::path& path) {
   return std::nullopt;
 }
 
-// A name in the folder of `path` that is this process's own, no longer than a name may be.
+// Returns a name in the folder of `path` that no other process uses, short enough for the system.
 std::filesystem::path fresh_name(const std::filesystem::path& path) {
   const std::string ending = fmt::format(".{}.new", ::getpid());
   const std::string name = path.filename().string();

@@ -50,9 +50,9 @@ namespace dynmo {
 [[nodiscard]] std::filesystem::path cache_folder();
 
 // Returns the kind of a file by its first bytes, with a remedy: "a Git LFS pointer: ...". Returns
-// "" if the bytes show none. For files whose content contradicts their names: pointers, archives,
-// pages of a failed download. A reader's error then names the content instead of the byte at which
-// it failed.
+// "" if the bytes show none. Readers call it for files whose content contradicts their names:
+// pointers, archives, pages of a failed download. Their error then names the content instead of the
+// byte at which they failed.
 [[nodiscard]] std::string known_content(std::string_view bytes);
 // Returns whether the text is a placeholder for another file (a Git LFS pointer).
 [[nodiscard]] bool is_pointer_file(std::string_view bytes);

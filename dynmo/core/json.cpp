@@ -16,7 +16,7 @@ namespace dynmo {
 
 namespace {
 
-// Thrown where reading is to stop.
+// Thrown to stop the parser.
 struct Refused {
   std::string why;
 };
@@ -45,7 +45,7 @@ class ParseGuard {
     }
   }
 
-  // The place of the value that would come next.
+  // Returns the place of the next value.
   [[nodiscard]] std::string next_pointer() {
     count_element();
     return pointer();
@@ -55,8 +55,8 @@ class ParseGuard {
   struct Level {
     bool array = false;
     std::size_t elements = 0;              // of an array, so far
-    std::vector<std::string> keys;         // of an object, in order; the last is the present one
-    std::unordered_set<std::string> many;  // the same, where they are many
+    std::vector<std::string> keys;         // of an object, in order; the last is the current one
+    std::unordered_set<std::string> many;  // the same, if they are many
   };
 
   void begin(bool array) {
@@ -86,7 +86,7 @@ class ParseGuard {
     if (level.keys.size() == kFew) level.many.insert(level.keys.begin(), level.keys.end());
   }
 
-  // The place of what is being read.
+  // Returns the place of the current value.
   [[nodiscard]] std::string pointer() const {
     std::string text;
     for (const Level& level : levels_) {
@@ -106,8 +106,8 @@ class ParseGuard {
   std::vector<Level> levels_;
 };
 
-// Returns the NaN or Inf, which JSON does not have, at which reading stopped after `bytes` of the
-// text; "" if there is none.
+// Returns the NaN or Inf, which JSON does not have, at which parsing stopped after `bytes`. Returns
+// "" if it stopped at another text.
 std::string_view number_at(std::string_view text, std::size_t bytes) {
   if (bytes == 0 || bytes > text.size()) return "";
   const std::string_view rest = text.substr(bytes - 1);
@@ -116,7 +116,7 @@ std::string_view number_at(std::string_view text, std::size_t bytes) {
   return rest.starts_with("NaN") ? "NaN" : "";
 }
 
-// Values of a JSON text, or a few more where it is not JSON.
+// Returns the number of values of a JSON text, or more if it is not JSON.
 std::size_t count_values(std::string_view text) {
   std::size_t count = 1;
   bool in_string = false;

@@ -28,16 +28,16 @@ inline constexpr std::size_t kMaxJsonBytes = std::size_t{256} << 20;
 [[nodiscard]] Expected<Json> read_json(const std::filesystem::path& path);
 [[nodiscard]] Expected<Json> parse_json(std::string_view text, std::string_view origin);
 
-// Visits the values of a text that has one in each line, with their places: NAME, `before_number`
-// and the number of the line. Ignores an unreadable last line without a newline, which a killed
-// process left half written.
+// Calls `visit` with the value of each line and its place: `name`, `before_number` and the line's
+// number. Ignores an unreadable last line without a newline, which a killed process left half
+// written. Returns the first error.
 [[nodiscard]] Expected<void> visit_json_lines(
     std::string_view text, std::string_view name,
     const std::function<Expected<void>(Json json, const std::string& origin)>& visit,
     std::string_view before_number = ": line ");
 
 // Reads one object. After the first fault, later reads return defaults. So a caller reads all
-// fields in a row and checks once: `DYNMO_TRY(object.finish())`.
+// fields and then checks once: `DYNMO_TRY(object.finish())`.
 class JsonObject {
  public:
   // Reads `json`, which is at `pointer` ("" is the root) of the file `origin`.
@@ -53,7 +53,7 @@ class JsonObject {
   [[nodiscard]] std::string string(const std::string& key,
                                    std::optional<std::string> fallback = {});
   // Returns the elements of an array of objects. object() returns the object below `key`. The
-  // caller must finish each.
+  // caller passes each to take_fault() after reading it.
   [[nodiscard]] std::vector<JsonObject> objects(const std::string& key);
   [[nodiscard]] std::optional<JsonObject> object(const std::string& key);  // nullopt if absent
   void ignore(const std::string& key);                                     // known, not read
@@ -66,7 +66,7 @@ class JsonObject {
   void fail(const std::string& key, std::string_view message);
   // Returns the first fault, else an error for the first key that was not read.
   [[nodiscard]] Expected<void> finish() const;
-  // Takes over the fault of finishing an object below this one.
+  // Finishes `inner`, an object below this one, and records its fault here.
   void take_fault(const JsonObject& inner);
 
  private:

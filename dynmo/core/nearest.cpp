@@ -12,7 +12,8 @@
 namespace dynmo {
 namespace {
 
-// Letters that are missing, added, another, or two that have changed places count one each.
+// Returns the edit distance. A missing, added or different letter counts one, and so do two swapped
+// neighbours.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before(b.size() + 1);  // the row before the last
   std::vector<std::size_t> last(b.size() + 1);

@@ -20,7 +20,7 @@ namespace dynmo {
 template <typename Result>
 class OrderedTasks {
  public:
-  // Starts `jobs` threads, or none for one job. Then a task runs when its result is taken. Requires
+  // Starts `jobs` threads, or none if `jobs` is 1. Without threads, take() runs the task. Requires
   // jobs >= 1.
   explicit OrderedTasks(int jobs) : max_(jobs == 1 ? 1 : 2 * static_cast<std::size_t>(jobs)) {
     for (int i = 0; jobs > 1 && i < jobs; ++i) {

@@ -71,7 +71,7 @@ namespace {
 // Enough rounds that no structure is visible on the smallest domains (sampler_test.cpp).
 constexpr std::uint32_t kRounds = 8;
 
-// Uniform in [0, bound) but for a bias of at most bound / 2^64.
+// Returns a number in [0, bound), uniform except for a bias of at most bound / 2^64.
 std::uint64_t round_value(std::uint64_t key, std::uint32_t round, std::uint64_t half,
                           std::uint64_t bound) {
   const auto words = philox(
@@ -79,7 +79,7 @@ std::uint64_t round_value(std::uint64_t key, std::uint32_t round, std::uint64_t 
   return (words[0] | (std::uint64_t{words[1]} << 32)) % bound;
 }
 
-// Smallest a with a * a >= size.
+// Returns the smallest a with a * a >= size.
 std::uint64_t root_above(std::uint64_t size) {
   auto root = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size)));
   while (root * root < size) ++root;

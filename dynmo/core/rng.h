@@ -28,7 +28,8 @@ class Rng {
   [[nodiscard]] double normal();                           // mean 0, std 1 (Box-Muller)
   [[nodiscard]] std::uint64_t below(std::uint64_t bound);  // in [0, bound), unbiased; bound >= 1
 
-  // Lets own algorithms like std::shuffle use it. The standard's differ between libraries.
+  // Interface of a standard generator, for our own algorithms. The standard's differ between
+  // libraries.
   using result_type = std::uint64_t;
   static constexpr result_type min() { return 0; }
   static constexpr result_type max() { return ~result_type{0}; }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures how long something has taken.
-
 #include <chrono>
 
 namespace dynmo {

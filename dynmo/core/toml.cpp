@@ -17,7 +17,7 @@
 namespace dynmo {
 namespace {
 
-// Dots of one key: toml++ makes a table of each, and frees them by recursion.
+// Limits the dots of a key. toml++ makes a table of each, and frees them by recursion.
 constexpr std::size_t kMaxDotsInALine = 256;
 
 Expected<void> set_all(std::span<const TomlKey> keys, const toml::table& table,
@@ -138,7 +138,7 @@ std::string read(const toml::node& node, const TomlChoice& choice) {
          did_you_mean(given, std::vector<std::string>(choice.names.begin(), choice.names.end()));
 }
 
-// Short enough for a message of one line, whatever is in it.
+// Returns the text, shortened to kMaxShown and without line ends.
 std::string one_line(std::string text) {
   constexpr std::size_t kMaxShown = 160;
   if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
@@ -183,7 +183,7 @@ std::vector<std::string> names_of(std::span<const TomlKey> keys) {
   return names;
 }
 
-// For a key that is like none: the keys of its table, or else the tables.
+// Returns the keys of the table that an unknown key names, or all tables if that is unknown, too.
 std::string known_ones(const std::string& given, std::span<const std::string> names) {
   const auto table_of = [](const std::string& name) { return name.substr(0, name.find('.')); };
   std::vector<std::string> keys;

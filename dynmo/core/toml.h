@@ -22,8 +22,8 @@
 
 namespace dynmo {
 
-// Fields of amounts, in seconds and bytes a second. In TOML they are such a number, or text with a
-// unit ("20us", "50GB/s"). A bandwidth may be inf.
+// Fields in seconds, and in bytes a second. TOML has the number, or text with a unit ("20us",
+// "50GB/s"). A bandwidth may be inf.
 struct TomlSeconds {
   double* field = nullptr;
 };
@@ -31,7 +31,7 @@ struct TomlBandwidth {
   double* field = nullptr;
 };
 
-// A number, or "auto" if there is none. Then the program chooses one.
+// A number, or in TOML "auto" for nullopt. Then the program chooses one.
 struct TomlAuto {
   std::optional<double>* field = nullptr;
 };
@@ -58,15 +58,15 @@ struct TomlTables {
   std::function<std::vector<std::vector<TomlKey>>()> all;  // existing ones
 };
 
-// An optional is not written if it has no value.
+// A std::optional<bool> is not written if it has no value.
 using TomlField =
     std::variant<int*, std::int64_t*, double*, bool*, std::optional<bool>*, std::string*,
                  std::vector<std::int64_t>*, std::vector<std::string>*, Bytes*, TomlSeconds,
                  TomlBandwidth, TomlAuto, TomlChoice, TomlTables>;
 
 // A condition under which a key has an effect (core/effects.h makes and checks them). It holds if
-// `key` has one of the values `is`, or without a `key` if `holds` is true. Else one of `or_if` must
-// hold.
+// `key` has one of the values `is`, or if one of `or_if` holds. Without a `key`, `holds` decides
+// instead of `is`.
 struct ActsIf {
   std::string key = {};            // another key of the list
   Allowed is = {};                 // allowed values of `key`
@@ -83,7 +83,7 @@ struct TomlKey {
   Allowed allowed = {};
   std::vector<ActsIf> acts_if = {};  // required conditions
   std::string help = {};             // one line, for pages and messages
-  // Reason why a file cannot set this key here. Such a key is not written either.
+  // Reason why this key cannot be set here, or "". A key with a reason is not written either.
   std::string refused = {};
 };
 
@@ -92,12 +92,12 @@ inline constexpr std::size_t kMaxTomlBytes = std::size_t{1} << 20;
 
 // Sets the fields that `text` names. `origin` is the file's name. The text may have any bytes.
 // Returns kBadInput with origin and line for bad TOML, a value of another type, or an unknown key
-// (with the nearest one). Fields before the fault are set then.
+// (with the nearest one). The fields before the fault are then already set.
 [[nodiscard]] Expected<void> apply_toml(std::span<const TomlKey> keys, std::string_view text,
                                         std::string_view origin);
 
 // Sets fields by "table.key=value" texts. The value is TOML, or a string without quotes. `example`
-// is a valid setting, for messages.
+// is a valid setting, for messages. Fails like apply_toml().
 [[nodiscard]] Expected<void> apply_toml_settings(std::span<const TomlKey> keys,
                                                  std::span<const std::string> settings,
                                                  std::string_view example);
@@ -109,10 +109,9 @@ inline constexpr std::size_t kMaxTomlBytes = std::size_t{1} << 20;
 // Returns all fields as TOML, table by table. apply_toml() reads it back to the same values.
 [[nodiscard]] std::string to_toml(std::span<const TomlKey> keys);
 
-// Returns one field as TOML.
 [[nodiscard]] std::string toml_value(const TomlField& field);
 
-// Returns a field as check_allowed() takes it, or nullopt for the types that have no ranges.
+// Returns a field's value for check_allowed(), or nullopt for types without allowed values.
 [[nodiscard]] std::optional<AllowedValue> limited_value(const TomlField& field);
 
 }  // namespace dynmo

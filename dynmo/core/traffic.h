@@ -43,14 +43,13 @@ struct TrafficRow {
 // Rows ascend by from, to and purpose. No two rows are equal in all three.
 using TrafficRows = std::vector<TrafficRow>;
 
-// Sums up rows with the same ranks and purpose, which may come in any order. Omits rows of no
+// Sums up rows with the same ranks and purpose. `rows` may come in any order. Omits rows without a
 // message.
 [[nodiscard]] TrafficRows sums_of(std::vector<TrafficRow> rows);
 
-// Writes and reads the fields of an object (core/fields.h). Ranks are any numbers.
+// Writes and reads the fields of an object (core/fields.h). Ranks are not checked.
 [[nodiscard]] Json to_json(const TrafficRow& row);
 void read_fields(JsonObject& object, TrafficRow& row);
-// Returns an array of these objects.
 [[nodiscard]] Json traffic_json(const TrafficRows& rows);
 
 }  // namespace dynmo

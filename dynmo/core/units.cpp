@@ -40,7 +40,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-// A number that is not negative times its unit; nullopt for anything else.
+// Returns a number, 0 or more, times its unit. Returns nullopt for any other text.
 std::optional<double> parse_amount(std::string_view text, std::span<const Unit> units) {
   text = trimmed(text);
   double number = 0;
