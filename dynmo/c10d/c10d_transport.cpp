@@ -40,12 +40,12 @@ using std::chrono::milliseconds;
 constexpr milliseconds kJoinPoll{10};
 constexpr milliseconds kConnectTime{10000};     // to the plane of rank 0, which is there
 constexpr const char* kUnknown = "-";           // address
-constexpr milliseconds kAcknowledgeTime{1000};  // for the others to read why joining failed
-constexpr milliseconds kBeyondSilence{1000};    // until a loss that is found by silence is told
+constexpr milliseconds kAcknowledgeTime{1000};  // for other ranks to read why joining failed
+constexpr milliseconds kBeyondSilence{1000};    // until silence is reported as a loss
 
 std::string key_of(int rank) { return fmt::format("rank/{}", rank); }
 
-// Not the state goes with the verdict: its destructor must not run on the plane's own thread.
+// on_verdict does not hold the state, because its destructor must not run on the plane's thread.
 elastic::WatchOptions watch_options(const GroupOptions& options, const GroupState& state) {
   return {.generation = options.generation,
           .rank = options.rank,
@@ -58,7 +58,7 @@ elastic::WatchOptions watch_options(const GroupOptions& options, const GroupStat
 
 milliseconds verdict_time(const GroupOptions& options) { return options.silence + kBeyondSilence; }
 
-// Lets the others find rank 0.
+// Listens on the plane, and returns where the other ranks find rank 0.
 Expected<MeetingPlace> listen(const GroupOptions& options, GroupState& state) {
   DYNMO_TRY(options.plane->listen(state.address));
   state.watch = options.plane->open(watch_options(options, state));
@@ -67,7 +67,7 @@ Expected<MeetingPlace> listen(const GroupOptions& options, GroupState& state) {
   return place;
 }
 
-// With a plane.
+// Returns the options with a plane.
 GroupOptions completed(GroupOptions options) {
   if (options.plane == nullptr && options.size > 1) {
     options.plane = elastic::ControlPlane::start({.silence = options.silence});
@@ -75,8 +75,7 @@ GroupOptions completed(GroupOptions options) {
   return options;
 }
 
-// Joining, one object a call. Errors of c10d leave it as exceptions, which join_group
-// makes errors.
+// One call of join_group(). Errors of c10d leave it as exceptions, which join_group() converts.
 class Joining {
  public:
   explicit Joining(const GroupOptions& options)
@@ -110,8 +109,8 @@ class Joining {
   std::shared_ptr<Store> store_;
   c10::intrusive_ptr<::c10d::Store> keys_;  // of this generation
   std::shared_ptr<GroupState> state_;
-  bool found_by_name_ = false;  // no address of this host is known by which others reach it; it
-                                // has the name that rank 0 is found by
+  // No reachable address of this host is known, so it has the name at which rank 0 was found.
+  bool found_by_name_ = false;
 };
 
 Expected<void> Joining::open_store() {
@@ -122,7 +121,7 @@ Expected<void> Joining::open_store() {
   how.timeout = options_.join_timeout;
   std::string reached;
   if (options_.rank == WorldRank(0) && options_.store_host == process::StoreHost::kRank0) {
-    // Listening is not left to c10d: it would listen on every address, and cannot say well why not.
+    // Listens here, because c10d would listen on every address and reports failures badly.
     process::UniqueFd listener(options_.store_fd.value_or(-1));
     if (!listener) {
       auto opened = process::listen_on(options_.address, options_.port);
@@ -150,21 +149,20 @@ Expected<void> Joining::open_store() {
   }
   store_ = std::make_shared<Store>();
   store_->keys = c10::make_intrusive<::c10d::TCPStore>(options_.address, how);
-  // A name that is loopback here is not where other hosts find this one; see choose_address.
   note_address(reached, options_.address);
   store_->address = state_->address;
   return {};
 }
 
-// `own` is this rank's end of the way to rank 0, which was found at `met_at`: a name that is
-// loopback here is not where other hosts find this one; see choose_address.
+// Notes this rank's address. `own` is its end of the connection to rank 0, which was found at
+// `met_at`. A name that is loopback here does not lead other hosts to this one (choose_address).
 void Joining::note_address(const std::string& own, const std::string& met_at) {
   found_by_name_ = !process::is_numeric(own) || own == "0.0.0.0" ||
                    (process::is_loopback(own) && !process::is_loopback(met_at));
   state_->address = found_by_name_ ? met_at : own;
 }
 
-// The error that another rank has reported, the plane's verdict, or a reason to give up.
+// Returns the error that another rank has reported, the plane's verdict, or a reason to give up.
 std::optional<Error> Joining::failure() {
   if (state_->watch != nullptr) {
     if (auto verdict = state_->watch->verdict()) return verdict;
@@ -177,8 +175,8 @@ std::optional<Error> Joining::failure() {
   return Error{static_cast<ErrorCode>(std::stoi(text)), text.substr(text.find(' ') + 1)};
 }
 
-// Tells the ranks that are there already; rank 0, with which rank the store goes, waits until they
-// know.
+// Reports an error to the ranks that have joined. Rank 0 waits until they have read it, because the
+// store ends with it.
 void Joining::report(const Error& error) {
   if (state_->watch != nullptr) state_->watch->announce(error);
   if (keys_ == nullptr) return;
@@ -275,8 +273,8 @@ Expected<void> Joining::wait_for_all() {
 }
 
 // Chooses an address of this host that the other ranks reach, for Gloo. If the master's name gives
-// none, another host's known address does: this host's address on the route to it is reachable from
-// there. If no rank has one, all are on this host, and the name suffices.
+// none, it is this host's address on the route to another host's known address. If no rank has one,
+// all are on this host, and the name suffices.
 void Joining::choose_address() {
   if (!found_by_name_) return;
   for (int rank = 0; rank < options_.size; ++rank) {

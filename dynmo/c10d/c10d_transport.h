@@ -42,7 +42,7 @@ using MeetingPlace = elastic::PlanePlace;
 struct GroupOptions {
   WorldRank rank;
   int size = 1;
-  // Numbers for people, by rank. If empty, they are the ranks.
+  // Numbers of the ranks in messages to users. If empty, they are the ranks.
   std::vector<int> names = {};
   // The generation of the plan with which the group begins. Each generation has its own keys in the
   // store.
@@ -60,17 +60,17 @@ struct GroupOptions {
   std::optional<MeetingPlace> meeting_place = {};  // replaces the store
   // Rank 0's listener at meeting_place, from open_meeting().
   std::shared_ptr<Meeting> meeting = {};
-  // Ranks of another group of this process that stays meanwhile.
+  // Number of ranks of another group of this process that exists at the same time.
   int beside = 0;
-  // Address at which other ranks reach this one. If empty, it is found out.
+  // Address at which other ranks reach this one. If empty, joining finds it.
   std::string own_address = {};
   // Called repeatedly while the group forms. Its error ends the joining on all ranks.
   std::function<std::optional<Error>()> give_up = {};
   std::chrono::milliseconds join_timeout{60000};  // until all ranks have joined
-  // Longest wait for one message. It does not detect losses, which the control plane does: a rank
-  // may have a reason to be busy for long. It ends a wait that a bug would make endless.
+  // Longest wait for one message. It ends a wait that a bug would make endless. The control plane
+  // detects losses: a slow rank is not lost.
   std::chrono::milliseconds message_timeout{1800000};
-  // Time after which a silent rank is lost. For a plane that the group starts itself.
+  // Time after which a silent rank is lost, in a plane that the group starts itself.
   std::chrono::milliseconds silence{3000};
 };
 
@@ -78,16 +78,17 @@ struct GroupOptions {
 [[nodiscard]] GroupOptions group_options(const process::RankEnvironment& environment);
 
 // A Transport. After a loss, waits fail with kPeerLost and "rank 2 was lost: its connection
-// closed". After abort() of a rank they fail with its reason, behind "rank 1: " if that is no loss.
-// If Gloo reports an error first, it is held back for up to about 4 s, until the plane's verdict.
+// closed". After abort() on another rank they fail with its reason, with "rank 1: " before it if
+// the reason is not a loss. An earlier error of Gloo is held back for up to about 4 s, until the
+// plane's verdict.
 class Group : public transport::Transport {
  public:
   // Ends the group for all ranks, not only for this one. Returns when the other ranks have been
   // told, so the process may end.
   void abort(const Error& why) override = 0;
 
-  // Returns the failure of the group, if it has failed. For loops that compute without waiting for
-  // messages.
+  // Returns the failure of the group, if it has failed. Loops that compute without waiting for
+  // messages call it.
   [[nodiscard]] virtual std::optional<Error> failure() const = 0;
   // Returns the time at which this process learned of the failure. Requires a failure.
   [[nodiscard]] virtual std::chrono::steady_clock::time_point failed_at() const = 0;
@@ -99,8 +100,8 @@ class Group : public transport::Transport {
   // Returns the store for the next generation's GroupOptions, or null if the group has met without
   // one. It works while the process that opened it lives.
   [[nodiscard]] virtual std::shared_ptr<Store> store() const = 0;
-  // Returns a store of the words of this group's control plane. They end with the group. A rank
-  // that waits for a word gets an exception when a rank is lost. Requires size() > 1.
+  // Returns a store that keeps its values in this group's control plane. They end with the group. A
+  // rank that waits for a value gets an exception when a rank is lost. Requires size() > 1.
   [[nodiscard]] virtual std::shared_ptr<Store> words() const = 0;
   // Returns the address at which other ranks reach this one, or "" if the rank was alone from the
   // start.
@@ -122,15 +123,15 @@ class Group : public transport::Transport {
 // Destroying a group that has neither failed nor been left is abort("rank 1 has left the group").
 [[nodiscard]] Expected<std::unique_ptr<Group>> join_group(const GroupOptions& options);
 
-// Listens at `options.own_address`, or else `options.address`, on a free port. Rank 0 calls it
-// before the other ranks learn where to meet. Fails with kBadInput.
+// Listens at `options.own_address`, or `options.address` if that is empty, on a free port. Rank 0
+// calls it before the other ranks learn where to meet. Fails with kBadInput.
 [[nodiscard]] Expected<std::shared_ptr<Meeting>> open_meeting(const GroupOptions& options);
 [[nodiscard]] const MeetingPlace& place_of(const Meeting& meeting);
 
 // Ends the process at once, after flushing the streams. It runs no destructors of static objects
 // and joins no threads. The caller has closed its files. Each rank of `dynmo train` ends with it.
 // The usual exit of libtorch takes 0.2 s, and a failed join may leave a thread in Gloo's
-// constructor. A group can be destroyed after a failure.
+// constructor. A failed group may be destroyed before the call.
 [[noreturn]] void quit(int exit_code);
 
 }  // namespace dynmo::c10d

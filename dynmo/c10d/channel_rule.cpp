@@ -25,7 +25,7 @@ std::size_t first_that(std::span<const DeviceOffer> ranks, Lacks lacks) {
   return static_cast<std::size_t>(std::ranges::find_if(ranks, lacks) - ranks.begin());
 }
 
-// Returns the reason against ranks that share devices, or "".
+// Returns why ranks cannot share devices, or "" if they can.
 std::string against_sharing(std::span<const DeviceOffer> ranks, int most_on_a_device) {
   if (ranks.front().version < kFirstThatShares) {
     return fmt::format("{} refuses that, NCCL 2.30 and newer allow it",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The rule by which the ranks of a group have channels between their devices, or send through host
-// memory. It is a function of what all ranks say. So all decide alike, and it needs no library.
+// Decides whether the ranks of a group have channels between their devices or send through host
+// memory. The rule is a function of the offers of all ranks, so all ranks decide alike.
 //
 // NCCL refuses two ranks on a device. From 2.30 on it takes them if NCCL_MULTI_RANK_GPU_ENABLE=1 is
 // in the environment of every rank. It has room for two ranks on a device. A smaller NCCL_MAX_CTAS
@@ -16,9 +16,9 @@
 
 namespace dynmo::c10d {
 
-// The words of a rank on its device and its NCCL.
+// The facts about its device and its NCCL that a rank tells the others.
 struct DeviceOffer {
-  // The device's name among all of the job. "": there is no NCCL, or the device is unknown.
+  // The device's name, unique in the job. It is "" without NCCL or if the device is unknown.
   std::string device = {};
   int version = 0;           // of NCCL, as ncclGetVersion has it: 23003 is 2.30.3
   bool may_share = false;    // NCCL_MULTI_RANK_GPU_ENABLE is 1
@@ -27,14 +27,14 @@ struct DeviceOffer {
 [[nodiscard]] Json to_json(const DeviceOffer& offer);
 [[nodiscard]] Expected<DeviceOffer> parse_offer(const Json& json);
 
-// Sets the two last fields by the environment variables of this process.
+// Sets the last two fields from the environment variables of this process.
 void read_sharing(DeviceOffer& offer);
 
 struct ChannelRule {
   bool has_channels = false;
   std::string why;  // for the user
 };
-// Decides for the ranks of a group, of which each has made an offer.
+// Applies the rule to the offers of all ranks of a group, by rank.
 [[nodiscard]] ChannelRule channel_rule(std::span<const DeviceOffer> ranks);
 
 }  // namespace dynmo::c10d

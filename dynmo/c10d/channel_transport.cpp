@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLookEvery{100};
 constexpr milliseconds kConnectLook{10};  // between two looks for a failure
-// For the end of a thread that connects when the ranks' other transport has failed.
+// Longest wait for a connecting thread after the ranks' other transport has failed.
 constexpr milliseconds kGiveUpTime{1000};
 constexpr int kSource = 0;  // ranks of a channel's group
 constexpr int kDestination = 1;
@@ -41,7 +41,7 @@ std::string first_line(const std::exception& exception) {
 // Copies share the calls.
 class SideCalls {
  public:
-  // The call keeps what it uses alive. An exception of it is the result's `fault`.
+  // Starts a call, which must own what it uses. An exception of it becomes `fault`.
   void start(std::function<void()> call) {
     std::function<void()> run = [shared = shared_, call = std::move(call)]() mutable {
       std::string fault;
@@ -68,7 +68,7 @@ class SideCalls {
     }
   }
 
-  // Returns whether all calls have returned, at most after `time`. Then their threads have ended.
+  // Waits for at most `time`. Returns whether all calls have returned and their threads have ended.
   [[nodiscard]] bool wait_for(milliseconds time) const {
     std::vector<std::thread> threads;
     {
@@ -79,7 +79,7 @@ class SideCalls {
     for (std::thread& thread : threads) thread.join();
     return true;
   }
-  // Leaves the threads of calls that do not return.
+  // Detaches the threads of calls that have not returned.
   void leave() const {
     const std::lock_guard lock(shared_->mutex);
     for (std::thread& thread : shared_->threads) thread.detach();
@@ -103,7 +103,7 @@ class SideCalls {
 
 namespace {
 
-// Aborts all groups at the same time: what the first one waits for may be a kernel of the last one.
+// Aborts all groups at the same time, because the first one may wait for a kernel of the last one.
 SideCalls abort_together(PairGroups groups) {
   SideCalls calls;
   for (auto& [channel, group] : groups) {
@@ -152,8 +152,8 @@ struct ChannelTransport::State {
     const std::lock_guard lock(mutex);
     aborting.push_back(abort_together(std::move(others)));
   }
-  // Waits until all is aborted, at most for `time` each. Returns whether there was something, and
-  // all is aborted.
+  // Waits for the aborts, at most `time` for each. Returns whether there were any and all have
+  // ended.
   bool finish_abort(milliseconds time) {
     std::vector<SideCalls> calls;
     {
@@ -208,7 +208,7 @@ void wait_for_device(at::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// Waits until the work of the aborted groups has ended. Their buffers may be used again.
+// Waits until the work of the aborted groups has ended. Afterwards their buffers may be used again.
 template <typename State>
 void finish_abort(State& state, const ChannelOptions& options) {
   if (!state.finish_abort(options.patience)) return;
@@ -253,7 +253,8 @@ std::function<bool()> ChannelTransport::in_flight() const {
   return [state = state_] { return state->in_flight(); };
 }
 
-// Waits for `calls` on other threads, but not longer than the ranks' other transport works.
+// Waits for `calls`. Returns the failure of this transport or of the ranks' other one if that comes
+// first.
 std::optional<Error> ChannelTransport::failure_before(const SideCalls& calls) {
   while (!calls.wait_for(kConnectLook)) {
     auto failure = state_->failure();
@@ -319,7 +320,7 @@ Expected<void> ChannelTransport::close() {
   }
   ++opening_;
   if (closing.empty()) return {};
-  SideCalls call;  // one after another: each waits for the other rank's, which has the same order
+  SideCalls call;  // one after another, in the same order on both ranks: each waits for the peer's
   call.start([closing] {
     for (const auto& [channel, group] : closing) group->shutdown();
   });

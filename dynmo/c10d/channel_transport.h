@@ -44,25 +44,26 @@ struct ChannelOptions {
   int size = 1;
   at::Device device = at::kCPU;  // device of the bytes of sends and receives
   // Makes the group of a channel, with the source as rank 0 and the destination as rank 1. Returns
-  // when both have called it. `opening` is the number of earlier calls of close(). May throw. Runs
-  // on a thread of its own, which outlives the transport if it does not return after a failure.
+  // when both ranks have called it. `opening` is the number of earlier calls of close(). May throw.
+  // Runs on its own thread. If it does not return after a failure, the thread outlives the
+  // transport.
   std::function<c10::intrusive_ptr<::c10d::Backend>(const Channel&, int opening)> connect;
-  // Returns the failure of the ranks' other transport, if there is one. Called now and then,
+  // Returns the failure of the ranks' other transport, if there is one. Called at intervals,
   // because a device waits for a lost rank forever unless the groups are aborted.
   std::function<std::optional<Error>()> failure = [] { return std::optional<Error>(); };
   // Longest wait for groups that close or are aborted. After it their threads are left behind.
   std::chrono::milliseconds patience{10000};
 };
 
-class SideCalls;  // on threads of their own
+class SideCalls;  // running on threads of their own
 
 // Follows the rules of transport.h with two exceptions. The bytes are in the memory of `device`.
 // The host does not wait: wait() returns when the device's current stream will wait for them. Only
 // a channel that was opened may be used.
 //
-// A failure aborts all groups at the same time, since a kernel of one may be queued
-// behind one of another. The threads that abort do not wait for the device. What was received then
-// is not to be used, and the failure is known before a wait for the device returns.
+// A failure aborts all groups at the same time, since a kernel of one may be queued behind one of
+// another. The threads that abort do not wait for the device. Bytes received then must not be used:
+// failure() is set before a wait for the device returns.
 class ChannelTransport final : public transport::Transport {
  public:
   explicit ChannelTransport(ChannelOptions options);
@@ -89,7 +90,7 @@ class ChannelTransport final : public transport::Transport {
                                              std::span<const std::byte> bytes) override;
   std::unique_ptr<transport::Operation> receive(transport::Member from, transport::Tag tag,
                                                 std::span<std::byte> bytes) override;
-  // Returns when the channels are aborted: nothing of them accesses memory of the device.
+  // Returns when the channels are aborted and no longer access memory of the device.
   void abort(const Error& why) override;
 
  private:

@@ -18,7 +18,7 @@
 namespace dynmo::c10d {
 namespace {
 
-// Where the library is that this program has its tensors from.
+// Returns the folder of the libtorch that this program uses.
 std::filesystem::path libtorch_folder() {
   Dl_info info{};
   const bool found = ::dladdr(reinterpret_cast<const void*>(&at::get_num_threads), &info) != 0;
@@ -43,7 +43,7 @@ Expected<int> load_cuda(const std::filesystem::path& folder) {
     // cuBLAS gives the same bits each time only with a workspace of fixed size. It reads this
     // variable when it starts.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-    // Global, as it registers what libtorch_cpu then calls.
+    // Global, because libtorch_cpu calls functions that it registers.
     if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       return make_error(ErrorCode::kBadInput,
                         "run.device = cuda: PyTorch's library for CUDA cannot be loaded ({}): the "

@@ -2,8 +2,8 @@
 #pragma once
 
 // Loads the CUDA half of libtorch, only for a run that requests it. So programs start small and
-// work on machines without a driver. No CUDA header is needed, neither here nor by users of device
-// tensors. libtorch's own interfaces know no kind of device by name.
+// work on machines without a driver. Neither this header nor users of device tensors need a header
+// of CUDA.
 
 #include <c10/core/Device.h>
 
@@ -24,12 +24,12 @@ namespace dynmo::c10d {
 [[nodiscard]] Expected<int> load_cuda();
 [[nodiscard]] Expected<int> load_cuda(const std::filesystem::path& folder);
 
-// Like load_cuda(), and makes a device the calling thread's. Its number is `local_rank` modulo the
-// number of devices. So ranks of one host share devices if they outnumber them. Calls
-// set_determinism().
+// Like load_cuda(). Also makes device `local_rank` modulo the number of devices the current one of
+// the calling thread, and returns it. So ranks of one host share devices if they outnumber them.
+// Calls set_determinism().
 [[nodiscard]] Expected<at::Device> open_cuda(int local_rank, Determinism determinism);
 
-// Returns the memory of an open device, in all.
+// Returns the total memory of an open device.
 [[nodiscard]] Bytes cuda_memory(at::Device device);
 
 }  // namespace dynmo::c10d

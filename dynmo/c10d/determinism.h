@@ -8,11 +8,11 @@ namespace dynmo::c10d {
 
 enum class Determinism { kNotDemanded, kDemanded };
 
-// Sets what libtorch chooses from on all devices of this process.
+// Sets which operations libtorch chooses on all devices of this process.
 //
-// If equal bits are demanded, it chooses operations that give the same bits each time. It refuses
-// those that have no such form. Otherwise it takes its fastest, as PyTorch does by default.
-// Attention by cuDNN is one of them.
+// If equal bits are demanded, it chooses operations that give the same bits each time, and throws
+// where there is none. Otherwise it chooses the fastest, as PyTorch does by default, such as
+// attention by cuDNN.
 void set_determinism(Determinism wanted);
 
 }  // namespace dynmo::c10d

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The table of devices that run.device may name: one line a kind says everything that a run knows
-// of it. All other code works with libtorch's device, stream and event interfaces. A program, such
+// The table of devices that run.device may name. One row holds everything that a run knows about a
+// kind. All other code works with libtorch's device, stream and event interfaces. A program, such
 // as a test, may add a kind.
 
 #include <c10/core/Device.h>
@@ -22,21 +22,22 @@ struct DeviceKind {
   // Loads the libraries of the kind and checks that there is a device. Returns their number, at
   // least 1, or kBadInput with what to do. Any thread may call it, any number of times.
   Expected<int> (*load)() = nullptr;
-  // Like load(), and makes the device of a rank the calling thread's. `local_rank` is its number on
-  // this host. Calls set_determinism().
+  // Like load(). Also makes the rank's device the current one of the calling thread, and returns
+  // it. `local_rank` is the rank's number on this host. Calls set_determinism().
   Expected<at::Device> (*open)(int local_rank, Determinism determinism) = nullptr;
-  // Returns the memory of an open device, in all. Null: not known.
+  // Returns the total memory of an open device. Null if it is not known.
   Bytes (*memory)(at::Device device) = nullptr;
-  // Connects channels for bytes in the memory of devices. Null: all bytes pass through host memory.
+  // Connects channels for bytes in the memory of devices. Null if all bytes pass through host
+  // memory.
   Expected<NcclTransport> (*connect)(Group& group, const GroupOptions& options,
                                      at::Device device) = nullptr;
 };
 
-// Gives back memory that the device's allocator keeps for later, where the device has such an
-// allocator. A new generation has layers of other sizes, and other ranks may share the device.
+// Frees the memory that the device's allocator caches, if it does. A new generation has layers of
+// other sizes, and other ranks may share the device.
 void free_cached_memory(at::Device device);
 
-// Returns the kind of a name of device_names().
+// Returns the kind with this name, one of device_names().
 [[nodiscard]] DeviceKind device_kind(std::string_view name);
 
 // Adds a kind, whose name must live as long as the program. Call it before a config names it.

@@ -18,8 +18,8 @@ using transport::Member;
 using transport::Operation;
 using transport::Tag;
 
-// An error of Gloo on a message to or from `peer`: the group's reason for it. The peer is not
-// always the cause: it may have ended because of another.
+// Returns the group's failure after an error of Gloo on a message to or from `peer`. The peer is
+// not always the cause: it may have ended because of another rank.
 Error resolve(const GroupState& state, Member peer, const std::string& what) {
   if (auto failure = state.failure()) return *failure;
   if (const auto verdict = state.watch->verdict_within(state.verdict_time)) {

@@ -26,7 +26,8 @@ namespace dynmo::c10d {
 // Returns the first line of a message of c10d or Gloo, which add stack traces and source positions.
 [[nodiscard]] std::string first_line_of(const std::exception& exception);
 
-// The works of one group that are waited for, and its failure. Any thread may call.
+// The c10d::Work objects of one group that have not completed, and its failure. Any thread may
+// call.
 class Outstanding {
  public:
   using Works = std::list<c10::intrusive_ptr<::c10d::Work>>;
@@ -54,8 +55,8 @@ class Outstanding {
     if (failure_) work->abort();  // the group failed after it was posted
     return works_.insert(works_.end(), std::move(work));
   }
-  // Removes a work, under the lock, so that nothing else holds the work afterwards. Gloo's right to
-  // access the bytes ends with the work.
+  // Removes a work. Removing under the lock ensures that no other thread holds it afterwards. Gloo
+  // may access the bytes until the work is destroyed.
   void remove(Works::iterator place) {
     const std::lock_guard lock(mutex_);
     works_.erase(place);
@@ -68,8 +69,7 @@ class Outstanding {
   Works works_;
 };
 
-// The state that a group and its operations share. One thread makes it before it is shared. It is
-// not changed later.
+// The state that a group and its operations share. It does not change once it is shared.
 struct GroupState {
   transport::Member rank;
   int size;

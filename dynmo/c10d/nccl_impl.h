@@ -15,8 +15,8 @@
 
 namespace dynmo::c10d {
 
-// A group of two ranks that meet in `store`. The function returns when the group is connected. It
-// throws what c10d throws.
+// Arguments for the group of two ranks that meet in `store`. ConnectNccl returns when the group is
+// connected. It throws what c10d throws.
 struct NcclPair {
   c10::intrusive_ptr<::c10d::Store> store;
   int rank = 0;

@@ -33,7 +33,7 @@ Library load_library() {
           reinterpret_cast<NcclVersion*>(::dlsym(library, kNcclVersion))};
 }
 
-// Names this device among all of the job; "" where that, or NCCL, cannot be known.
+// Returns a name of the device that is unique in the job. Returns "" if there is none, or no NCCL.
 std::string device_name(const Library& library, at::Device device) {
   if (library.connect == nullptr || library.name_device == nullptr) return "";
   std::string name;
@@ -58,7 +58,7 @@ Expected<NcclTransport> connect_channels(Group& group, at::Device device,
   ChannelRule rule = channel_rule(offers);
   result.why = std::move(rule.why);
   if (!rule.has_channels) return result;
-  // The words of a channel that is opened again are other ones: a word has one value.
+  // A key of the store is set once, so a channel that is opened again uses other keys.
   const auto connect = [make = maker.make, words = group.words()->keys,
                         own = WorldRank(group.rank().value)](const Channel& channel, int opening) {
     const auto store = c10::make_intrusive<::c10d::PrefixStore>(

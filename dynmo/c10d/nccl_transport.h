@@ -23,13 +23,13 @@ namespace dynmo::c10d {
 // The channels of one group of ranks.
 struct NcclTransport {
   std::unique_ptr<ChannelTransport> channels;  // null if messages pass through host memory
-  std::string why;                             // reason for the user, of either
+  std::string why;                             // why they are there or not, for the user
 };
 
 // The means by which this rank makes channels.
 struct ChannelMaker {
   DeviceOffer offer;
-  // Makes the group of two ranks that meet in `store`, on rank 0 or 1 of it. Returns when both are
+  // Makes this rank's end of a group of ranks 0 and 1, which meet in `store`. Returns when both are
   // connected. May throw.
   std::function<c10::intrusive_ptr<::c10d::Backend>(const c10::intrusive_ptr<::c10d::Store>& store,
                                                     int rank)>
@@ -37,9 +37,9 @@ struct ChannelMaker {
 };
 
 // Connects the channels of `group`, which must outlive the result. All ranks of the group call it,
-// and all get channels or none does (channel_rule.h). The channels meet by words of the group's
-// control plane. So they need no store of the run, and a lost rank ends the meeting. Fails with
-// kPeerLost.
+// and all get channels or none does (channel_rule.h). The ranks of a channel meet through the
+// group's control plane (Group::words). So they need no store of the run, and a lost rank ends the
+// meeting. Fails with kPeerLost.
 [[nodiscard]] Expected<NcclTransport> connect_channels(Group& group, at::Device device,
                                                        const ChannelMaker& maker);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A store of c10d for the forming of one group, and of the channels in it. A value that a rank sets
-// goes to all ranks over the control plane's connections. A rank that waits for a key gets an error
-// when a rank is lost, and need not wait until its timeout. The store needs no server and leaves
-// nothing behind.
+// A c10d store with which one group and its channels form. A value that a rank sets goes to all
+// ranks over the control plane's connections. A rank that waits for a key gets an error when a rank
+// is lost, and need not wait until its timeout. The store needs no server and leaves nothing
+// behind.
 
 #include <memory>
 #include <string>
@@ -15,8 +15,8 @@
 
 namespace dynmo::c10d {
 
-// Has the operations that Gloo's constructor needs, and throws in others. Any thread may call. It
-// does not own the watch. After the watch has ended, every call throws.
+// Implements the operations that Gloo's constructor needs. The others throw. Any thread may call.
+// It does not own the watch. After the watch has ended, every call throws.
 class RelayStore final : public ::c10d::Store {
  public:
   explicit RelayStore(std::weak_ptr<elastic::GroupWatch> watch, std::chrono::milliseconds timeout)
@@ -31,7 +31,7 @@ class RelayStore final : public ::c10d::Store {
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
-  // Throws, because no rank needs it. One rank would have to compute the sum.
+  // Throws. No rank needs it, and one rank would have to compute the sum.
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;
   std::int64_t getNumKeys() override;

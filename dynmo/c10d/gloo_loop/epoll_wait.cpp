@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives Gloo's loop patience.
+// Stops Gloo's loop from spinning.
 //
-// Gloo has one thread a process that waits for sockets with epoll_wait. Where another thread holds
-// the lock of a connection that has something to read, Gloo's passes over it and asks again at
-// once, until the lock is free. On a host with fewer processors than threads that takes long: the
-// thread that holds the lock writes to a socket, which wakes the peer, which gets the holder's
-// processor; the loop then asks until its time slice is used up, some milliseconds, which the
-// holder would need. Measured with four ranks on two cores: a third of the processor time of a
-// migration.
+// Gloo has one thread a process that waits for sockets with epoll_wait. If another thread holds the
+// lock of a readable connection, Gloo's thread skips it and asks again at once, until the lock is
+// free. On a host with fewer processors than threads that takes long. The holder of the lock writes
+// to a socket, which wakes the peer, which gets the holder's processor. The loop then spins for its
+// time slice of some milliseconds, which the holder would need. With four ranks on two cores this
+// was a third of the processor time of a migration.
 //
-// Gloo has no option for it. So a program that links dynmo::gloo_loop has its own epoll_wait: the
-// system's, but that a thread that is answered again and again at once sleeps for some microseconds
-// before it asks the next time, and that none waits for long while a group is closed
-// (closing_groups.h). Only Gloo's waits are meant: those of 10 ms. The library itself leaves the
-// name alone.
+// Gloo has no option for it. So a program that links dynmo::gloo_loop has its own epoll_wait, which
+// calls the system's. A thread that gets several answers at once sleeps for some microseconds
+// before its next call. While a group is closed, no thread waits for long (closing_groups.h). This
+// holds only for waits of 10 ms, which are Gloo's. Libraries of DynMo do not define the name.
 #include <sys/epoll.h>
 #include <time.h>
 
@@ -28,8 +26,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kGlooTimeout = 10;  // ms
 constexpr int kClosingTimeout = 1;
-// Answers that follow one another like this, so many times, are of nothing that was done: there is
-// a call of the system between two messages at each end.
+// More than kAllowed answers, each within kAtOnce of the last, mean that no message was read.
+// Reading one needs a system call at each end.
 constexpr std::chrono::nanoseconds kAtOnce{2000};
 constexpr int kAllowed = 8;
 constexpr timespec kNap{.tv_sec = 0, .tv_nsec = 20000};

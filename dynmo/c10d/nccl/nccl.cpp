@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole of libdynmo_nccl.so: what needs the headers of CUDA and NCCL.
+// The only source of libdynmo_nccl.so. It needs the headers of CUDA and NCCL.
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -10,7 +10,7 @@
 
 extern "C" {
 
-// (References instead of results: a function of the C interface has none of class type.)
+// Results are references, because a C interface cannot return a class.
 dynmo::c10d::ConnectNccl dynmo_connect_nccl;
 dynmo::c10d::NameCudaDevice dynmo_name_cuda_device;
 dynmo::c10d::NcclVersion dynmo_nccl_version;
