@@ -25,7 +25,7 @@ Expected<std::optional<FileEntry>> entry_of(const std::filesystem::path& pending
 
 using Buffer = std::shared_ptr<std::byte[]>;
 
-// The layer with its bytes in `buffer`, which has room for them.
+// Returns the layer with its bytes copied into `buffer`, which has room for them.
 LayerFile copy_into(const Buffer& buffer, const LayerFile& layer) {
   LayerFile copy = layer;
   std::byte* to = buffer.get();

@@ -4,9 +4,9 @@
 // Writes one rank's files of a checkpoint while training continues. Layers are copied, and the
 // writer's own thread writes the copies to the disk.
 //
-// The copies never take more than a limit. A layer may not fit into the free part of it, or the
-// system may have no memory. Then the caller's thread writes the layer before add_layer() returns.
-// So a limit of 0 is the synchronous write. In both cases the file is the same, byte for byte.
+// The copies never take more than a limit. A layer may not fit into its free part, or the system
+// may have no memory. Then the caller's thread writes the layer before add_layer() returns. So with
+// a limit of 0 all writes are synchronous. The file is the same in both cases, byte for byte.
 
 #include <chrono>
 #include <condition_variable>
@@ -26,21 +26,20 @@
 
 namespace dynmo::checkpoint {
 
-// The writer. One thread calls it. Within the limit, only wait(), wait_for() and finish() wait for
-// the disk.
+// One thread uses it. Within the limit, only wait(), wait_for() and finish() wait for the disk.
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Bytes memory);
-  ~BackgroundWriter();  // ends after the present file; drops the queue
+  ~BackgroundWriter();  // completes the current file; drops the queue
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
   // Writes the layer's file into `pending`, now or later. The tensors may change once this has
   // returned. After an error later layers are skipped, until finish().
   void add_layer(const std::filesystem::path& pending, const LayerFile& layer);
-  // Like add_layer(), for a layer whose bytes are on their way to memory that the caller gives up.
-  // `arrived` waits for them and returns the layer. It keeps the memory alive, and runs once, on
-  // the writer's thread if `bytes` fit into the limit. Nothing is copied.
+  // Like add_layer(), for a layer whose bytes are still being copied to host memory. `arrived`
+  // waits for them, returns the layer, and owns the memory. It runs once, on the writer's thread if
+  // `bytes` fit into the limit. Nothing else is copied.
   void add_arriving(const std::filesystem::path& pending, Bytes bytes,
                     std::function<LayerFile()> arrived);
   // Returns the free part of the limit.
@@ -58,8 +57,8 @@ class BackgroundWriter {
   // layer or task. Rethrows an exception of one of them.
   [[nodiscard]] Expected<std::vector<FileEntry>> finish();
 
-  // Forgets what was added since the last finish(). Waits for nothing. A file in progress is
-  // written to its end, or for as long as the disk hangs.
+  // Forgets all that was added since the last finish(), without waiting. The file in progress is
+  // still completed in the background.
   void drop();
   // Returns whether a dropped file is still in progress.
   [[nodiscard]] bool writes_dropped() const;
@@ -75,7 +74,7 @@ class BackgroundWriter {
     Bytes held;
   };
 
-  // Takes `bytes` of the limit. Returns false if they do not fit. Returns nullopt after an error.
+  // Reserves `bytes` of the limit. Returns false if they do not fit, or nullopt after an error.
   [[nodiscard]] std::optional<bool> reserve(Bytes bytes);
   void run(const std::stop_token& stop);
   void keep(Expected<std::optional<FileEntry>> result, std::exception_ptr fault);  // under mutex_

@@ -26,14 +26,14 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kPending = ".tmp";
 
-// The step of a folder named like "step-00000040"; nullopt for any other name.
+// Returns the step of a folder named like "step-00000040", or nullopt for any other name.
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const std::string_view digits = name.substr(kPrefix.size());
   std::int64_t step = 0;
   const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   if (fault != std::errc() || end != digits.data() + digits.size() || step < 0) return std::nullopt;
-  // One name a step: not "step-40" as well.
+  // A step has only one name, so "step-40" is none.
   if (step_folder("", step).filename() != name) return std::nullopt;
   return step;
 }
@@ -49,7 +49,7 @@ Expected<void> remove_tree(const fs::path& path) {
   return {};
 }
 
-// The names in a folder, sorted; none if it does not exist.
+// Returns the names in a folder, sorted, or none if it does not exist.
 Expected<std::vector<std::string>> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code fault;
@@ -75,9 +75,9 @@ Expected<std::vector<CheckpointFolder>> folders_in(const fs::path& root) {
   return folders;
 }
 
-// Gives a checkpoint a name that is never listed. If the file system cannot rename the folder (one
-// in a lower layer of an overlay), it is removed. Its manifest goes first, because a folder without
-// it is not listed.
+// Renames a checkpoint to `aside`, a name that is never listed. If the file system cannot rename
+// the folder (in a lower layer of an overlay), removes it. The manifest is removed first, because a
+// folder without it is not listed.
 Expected<void> set_aside(const fs::path& checkpoint, const fs::path& aside) {
   if (::rename(checkpoint.c_str(), aside.c_str()) == 0) return {};
   const int error = errno;
@@ -89,7 +89,8 @@ Expected<void> set_aside(const fs::path& checkpoint, const fs::path& aside) {
   return remove_tree(checkpoint);
 }
 
-// A removal under way is a ".tmp" like a checkpoint under way: never listed, cleared by the next.
+// Removes a checkpoint under a name in ".tmp". Such names are never listed, and the next
+// begin_checkpoint() removes what a crash has left.
 Expected<void> remove_checkpoint(const fs::path& root, const CheckpointFolder& checkpoint) {
   const fs::path doomed = checkpoint.path.string() + ".removed" + std::string(kPending);
   DYNMO_TRY(remove_tree(doomed));
@@ -98,14 +99,14 @@ Expected<void> remove_checkpoint(const fs::path& root, const CheckpointFolder& c
   return remove_tree(doomed);
 }
 
-// Makes `pending` visible as `final_path`. Where one of the same step is there, the two change
-// names in one operation, so that at no moment there is none; file systems that cannot do that have
-// a moment in which the older steps are the newest.
+// Makes `pending` visible as `final_path`. If a checkpoint of this step exists, the two exchange
+// names in one operation, so that there always is one. If the file system cannot do that, there is
+// none of this step for a moment.
 Expected<void> publish(const fs::path& root, const fs::path& pending, const fs::path& final_path) {
   if (::rename(pending.c_str(), final_path.c_str()) == 0) return sync_directory(root);
   const int error = errno;
   std::error_code fault;
-  // How a folder in the way is called differs between file systems (ENOTEMPTY, EEXIST, EACCES).
+  // File systems report an existing folder differently: ENOTEMPTY, EEXIST, EACCES.
   if (!is_not_offered(error) && error != ENOTEMPTY) {
     return system_error("commit", final_path, std::strerror(error));
   }
@@ -157,7 +158,7 @@ void discard_pending(const fs::path& root) {
   const auto names = names_in(root);
   if (!names) return;
   for (const std::string& name : *names) {
-    // Only what this code made: "step-" and ".tmp".
+    // Only names that this code makes: "step-" and ".tmp".
     std::error_code ignored;
     if (name.starts_with(kPrefix) && name.ends_with(kPending)) {
       fs::remove_all(root / name, ignored);
@@ -232,7 +233,7 @@ Expected<std::vector<CheckpointFolder>> list_checkpoints(const fs::path& root) {
 }
 
 Expected<VerifiedCheckpoint> newest_verified(const fs::path& root, std::vector<Error>* skipped) {
-  // Folders that lost their manifest, too: they are passed over like others, by name.
+  // Includes folders that lost their manifest, so that they are reported as skipped.
   DYNMO_ASSIGN(const auto checkpoints, folders_in(root));
   std::string newest;
   for (const CheckpointFolder& checkpoint : checkpoints) {
@@ -273,7 +274,8 @@ Expected<Safetensors> read_layer(const VerifiedCheckpoint& checkpoint, LayerId l
               "a layer below {}, got {}", checkpoint.manifest.files.size(), layer);
   const FileEntry& entry = checkpoint.manifest.files[layer.index()];
   const fs::path path = checkpoint.path / entry.file;
-  // Mapped and digested before it is parsed: what is used is what was checked.
+  // Digests the mapped bytes before they are parsed, so the bytes in use are those that were
+  // checked.
   return Safetensors::open(
       path, [&](std::span<const std::byte> bytes) { return check_file(path, entry, bytes); });
 }
@@ -286,7 +288,7 @@ Expected<std::vector<fs::path>> prune(const fs::path& root, int keep) {
   if (checkpoints.size() <= kept) return removed;
   const auto newest = newest_verified(root, nullptr);
   for (std::size_t i = kept; i < checkpoints.size(); ++i) {
-    // If none verifies, none is worth less than the others: all stay.
+    // If none verifies, all stay: none is worth less than another.
     if (!newest || checkpoints[i].path == newest->path) continue;
     DYNMO_TRY(remove_checkpoint(root, checkpoints[i]));
     removed.push_back(checkpoints[i].path);

@@ -42,9 +42,10 @@ struct LayerFile {
 
 // Prefix of the names of a file's tensors that are buffers.
 inline constexpr const char* kBuffer = "buffer.";
-// Prefix of the names of masks of pruned matrices.
+// Prefix of the names of the masks of pruned matrices.
 inline constexpr const char* kMask = "mask.";
-// Identity in the manifest of weights without optimizer state. No run continues such weights.
+// Identity in the manifest of imported weights. They have no optimizer state, so no run continues
+// them.
 inline constexpr const char* kImportedIdentity = "imported";
 
 struct FileEntry {
@@ -86,17 +87,16 @@ struct VerifiedCheckpoint {
                                                                std::int64_t step,
                                                                Generation generation = 0);
 
-// Removes everything uncommitted, as begin_checkpoint() does first. A caller whose disk is full
-// uses it, so that the next attempt has room. A folder into which a rank still writes may stay, and
-// the next attempt removes it.
+// Removes everything uncommitted, as begin_checkpoint() does first. After a full disk it makes room
+// for the next attempt. A folder into which a rank still writes may remain until then.
 void discard_pending(const std::filesystem::path& root);
 
 // Writes one layer's file durably. Any rank and thread may call it, once for each layer.
 [[nodiscard]] Expected<FileEntry> write_layer(const std::filesystem::path& pending,
                                               const LayerFile& layer);
 
-// Encodes entries as text for the exchange between ranks. Decoding returns kBadInput for anything
-// else.
+// Encodes entries as text for the exchange between ranks. decode_entries() returns kBadInput for
+// any other text.
 [[nodiscard]] std::string encode_entries(std::span<const FileEntry> entries);
 [[nodiscard]] Expected<std::vector<FileEntry>> decode_entries(std::string_view text);
 
@@ -105,8 +105,7 @@ void discard_pending(const std::filesystem::path& root);
 // `state` to be an object.
 //
 // Returns kBadInput if the entries are not those of layers 0..n-1, once each. Also returns it if a
-// file is missing or has another size, or if the disk fails. The older checkpoints are untouched
-// then.
+// file is missing or has another size, or if the disk fails. Older checkpoints are then untouched.
 [[nodiscard]] Expected<std::filesystem::path> commit_checkpoint(
     const std::filesystem::path& pending, std::int64_t step, std::vector<FileEntry> entries,
     const Json& state);
@@ -127,8 +126,8 @@ void discard_pending(const std::filesystem::path& root);
 [[nodiscard]] Expected<VerifiedCheckpoint> newest_verified(const std::filesystem::path& root,
                                                            std::vector<Error>* skipped);
 
-// Returns `path` itself if it is a checkpoint. If it is a run's folder, returns the run's newest
-// checkpoint that verifies. Otherwise returns kNoCheckpoint, and says what `path` is.
+// Returns `path` itself if it is a checkpoint that verifies. If it is a run's folder, returns the
+// run's newest checkpoint that verifies. Otherwise returns kNoCheckpoint, and says what `path` is.
 [[nodiscard]] Expected<VerifiedCheckpoint> find_checkpoint(const std::filesystem::path& path,
                                                            std::vector<Error>* skipped);
 

@@ -35,7 +35,7 @@ std::optional<DType> parse_dtype(std::string_view name) {
 
 std::optional<std::uint64_t> bytes_of(DType dtype, std::span<const std::int64_t> shape) {
   std::uint64_t total = static_cast<std::uint64_t>(bits(dtype));
-  // In bits and in the format's order: {2^62, 4, 0} overflows although it is empty.
+  // Counts bits, and multiplies in the format's order: {2^62, 4, 0} overflows although it is empty.
   for (const std::int64_t size : shape) {
     if (__builtin_mul_overflow(total, static_cast<std::uint64_t>(size), &total)) {
       return std::nullopt;

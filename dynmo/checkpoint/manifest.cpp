@@ -25,8 +25,8 @@ void list_fields(IsA<Entries> auto& entries, auto& visit) {
   visit("files", entries.files);
 }
 
-// The digest covers the manifest without its own `digest`. Dumping what was parsed gives the text
-// that was dumped, so the digest does not depend on white space.
+// Returns the digest of a manifest without its own `digest`. Parsing and dumping again gives the
+// same text, so the digest does not depend on white space.
 std::string digest_text(const Json& json) { return digest_of(json.dump()).hex(); }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Reads the masks of a checkpoint's pruned matrices as tensors (tensor/sparse_tensor.h), whose
-// features say how weights are spread.
+// Reads the masks of a checkpoint's pruned matrices as tensors (tensor/sparse_tensor.h). Their
+// features describe the distribution of the kept weights.
 
 #include <filesystem>
 #include <string>

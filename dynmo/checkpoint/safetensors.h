@@ -25,7 +25,7 @@
 
 namespace dynmo::checkpoint {
 
-// The types in the format's order of alignment. Files hold the tensors of the last type first.
+// The types, in ascending alignment. A file has the tensors of the last type first.
 enum class DType : std::uint8_t {
   kBool,
   kF4,
@@ -64,8 +64,8 @@ struct TensorView {
 
 using Metadata = std::map<std::string, std::string>;
 
-// Returns the bytes of a tensor, or nullopt if they overflow or are no whole number. Requires shape
-// >= 0.
+// Returns the number of bytes of a tensor, or nullopt if it overflows or is not whole. Requires
+// shape >= 0.
 [[nodiscard]] std::optional<std::uint64_t> bytes_of(DType dtype,
                                                     std::span<const std::int64_t> shape);
 
@@ -87,8 +87,8 @@ struct WrittenFile {
 // copy of this value. Any number of threads may read.
 class Safetensors {
  public:
-  // Opens a file. `check`, if given, gets the bytes before they are parsed, for digests, and its
-  // error is returned. Fails with kBadInput, which names the file, the tensor and the broken rule.
+  // Opens a file. Calls `check`, if given, with the bytes before they are parsed, and returns its
+  // error. Fails with kBadInput, which names the file, the tensor and the broken rule.
   using Check = std::function<Expected<void>(std::span<const std::byte>)>;
   [[nodiscard]] static Expected<Safetensors> open(const std::filesystem::path& path,
                                                   const Check& check = {});
@@ -109,12 +109,11 @@ class Safetensors {
   Metadata metadata_;
 };
 
-// The format.
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 inline constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes
 
-// NaN and Inf in the weights of a file. A damaged model is refused by name, instead of giving text
-// and losses that mean nothing.
+// NaN and Inf in a tensor. A damaged model is refused with the tensor's name, instead of giving
+// meaningless text and losses.
 struct NotFinite {
   std::int64_t first = 0;  // index of the first such element
   std::int64_t count = 0;

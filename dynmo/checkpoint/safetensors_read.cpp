@@ -12,15 +12,15 @@
 namespace dynmo::checkpoint {
 namespace {
 
-// Has its keys in a tree. The ordered objects of core/json.h search all keys for each one, too slow
-// for a header with a million tensors.
+// JSON with sorted keys. The ordered objects of core/json.h search all keys for each one, which is
+// too slow for a header with a million tensors.
 using JsonTree = nlohmann::json;
 
 Error fault(std::string_view origin, const std::string& what) {
   return make_error(ErrorCode::kBadInput, "{}: {}", origin, what);
 }
 
-// Stops at the first key that an object has twice, of which nlohmann's tree keeps only one. Its
+// Stops at the first key that an object has twice, because nlohmann's tree would keep only one. Its
 // parser callback would take quadratic time in the number of keys.
 class DuplicateKeys final : public nlohmann::json_sax<JsonTree> {
  public:
@@ -63,7 +63,7 @@ Expected<JsonTree> parse_strictly(std::string_view text, std::string_view origin
   return json;
 }
 
-// Whole numbers from 0 to 2^63 - 1.
+// Reads a list of whole numbers from 0 to 2^63 - 1.
 std::optional<std::vector<std::int64_t>> read_numbers(const JsonTree& json) {
   std::vector<std::int64_t> numbers;
   if (!json.is_array()) return std::nullopt;
@@ -120,7 +120,8 @@ Expected<Metadata> read_metadata(const JsonTree& json, std::string_view origin) 
   return metadata;
 }
 
-// Every byte of `data`, which is behind `header` bytes of the file, belongs to exactly one tensor.
+// Sets the bytes of the tensors. Each byte of `data`, behind `header` bytes of the file, must
+// belong to exactly one tensor.
 Expected<void> place(std::vector<Entry>& entries, std::span<const std::byte> data,
                      std::uint64_t header, std::string_view origin) {
   std::uint64_t wanted = 0;
@@ -155,7 +156,7 @@ Expected<Safetensors> Safetensors::parse(std::span<const std::byte> bytes,
                                          std::string_view origin) {
   std::uint64_t length = 0;
   const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  // The length of a header may begin as another format does: asked only where it is none.
+  // A valid header length may look like another format, so this is asked only for invalid ones.
   const auto not_one = [&](const std::string& what) {
     const std::string other = known_content(all);
     return fault(origin, other.empty() ? what : "not a safetensors file but " + other);
@@ -213,8 +214,8 @@ const TensorView* Safetensors::find(std::string_view name) const {
 
 namespace {
 
-// NaN and Inf are the numbers whose exponent has all its bits. Elements are copied out, since the
-// bytes of a file of other tensors need not be aligned.
+// NaN and Inf are the numbers whose exponent has all its bits set. Elements are copied, because the
+// bytes of a tensor need not be aligned.
 template <typename Bits>
 std::optional<NotFinite> find(std::span<const std::byte> bytes, Bits exponent) {
   std::array<Bits, 4096> piece;

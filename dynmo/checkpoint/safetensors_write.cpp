@@ -15,7 +15,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
 
-// The order of the file: descending alignment, then name.
+// Returns the tensors in the order of the file: descending alignment, then name.
 std::vector<const TensorView*> in_file_order(std::span<const TensorView> tensors) {
   std::vector<const TensorView*> order;
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
@@ -39,13 +39,13 @@ Expected<void> check_names(std::span<const TensorView> tensors, const std::strin
   return {};
 }
 
-// Padded with spaces to a multiple of 8.
+// Returns the JSON header, padded with spaces to a multiple of 8 bytes.
 Expected<std::string> make_header(std::span<const TensorView* const> order,
                                   const Metadata& metadata, const std::string& path) {
   Json header = Json::object();
   if (!metadata.empty()) header[std::string(kMetadataKey)] = metadata;
   std::uint64_t offset = 0;
-  // Pieced together rather than put into `header` by name: that would search all names each time.
+  // Concatenates text, because adding to a JSON object would search all names each time.
   std::string text;
   try {
     text = header.dump();
