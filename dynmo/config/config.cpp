@@ -26,7 +26,7 @@ Range steps_or_0(const char* meaning_of_0) {
   return between(0, kLarge, fmt::format("(0: {})", meaning_of_0));
 }
 
-// Returns the values of run.device with which layers compute.
+// Returns the values of run.device with which layers compute instead of sleeping.
 Names computing() {
   Names names = device_names();
   names.insert(names.begin(), "cpu");
@@ -38,7 +38,7 @@ Names devices() {
   return names;
 }
 
-// Keys of what emulated layers do not have.
+// Condition of the keys that emulated layers ignore.
 ActsIf computes() { return when("run.device", computing()); }
 const ActsIf& validates() {
   static const ActsIf kCondition =
@@ -128,7 +128,7 @@ std::vector<TomlKey> optimizer_keys(Config::Optimizer& o) {
 }
 
 std::vector<TomlKey> train_keys(Config::Train& t) {
-  // The last step is followed by one in any case.
+  // A validation always follows the last step.
   const ActsIf within = when_so(t.validation_every <= t.steps,
                                 fmt::format("train.steps = {}", t.steps), "at most train.steps");
   return {
@@ -183,7 +183,7 @@ std::vector<TomlKey> balance_keys(Config::Balance& b) {
        {either(balances(), is_elastic())}},
       {"balance.minimum_gain", &b.minimum_gain, at_least(0), {balances()}},
       {"balance.noise_factor", &b.noise_factor, at_least(0), {balances()}},
-      {"balance.window", &b.window, between(3, kLarge)},  // predicted times rest on it, too
+      {"balance.window", &b.window, between(3, kLarge)},  // also used by predicted times
   };
 }
 
@@ -254,7 +254,7 @@ std::vector<TomlKey> run_keys(Config& c) {
   };
 }
 
-// The same sources with defaults.
+// Returns the default config, with the defaults of the same sources.
 Config defaults_of(const Config& config) {
   Config standard;
   standard.sources = config.sources.defaults();
@@ -267,7 +267,7 @@ Expected<void> require(bool holds, std::string_view key, const T& value, std::st
   return make_error(ErrorCode::kBadInput, "{} is {}, wanted {}", key, value, wanted);
 }
 
-// Sizes are checked one by one before, so that no product here overflows.
+// Checks products of sizes. Each size was checked before, so no product overflows.
 Expected<void> check_step_size(const Config& c) {
   const std::int64_t tokens = c.batch.micro_batch_size * c.model.shape.sequence;
   DYNMO_TRY(require(tokens <= kMaxTokens, "batch.micro_batch_size x model.sequence", tokens,
@@ -278,7 +278,7 @@ Expected<void> check_step_size(const Config& c) {
                  fmt::format("at most {}", static_cast<std::int64_t>(kLarge)));
 }
 
-// Refuses the settings that a run whose layers only take time cannot have.
+// Refuses the settings that a run with emulated layers cannot have.
 Expected<void> check_emulation(const Config& c) {
   if (!emulates(c)) return {};
   DYNMO_TRY(require(c.train.init.empty(), "train.init", c.train.init,

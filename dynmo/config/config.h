@@ -24,7 +24,7 @@
 
 namespace dynmo::config {
 
-// The weight of a message in the log of a rank, in ascending order.
+// The severity of a message in the log of a rank, ascending.
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 inline constexpr std::array<std::string_view, 4> kLogLevelNames = {"debug", "info", "warning",
                                                                    "error"};
@@ -53,10 +53,10 @@ struct Config {
     // Folder made by `dynmo data prepare`. Or token shards without a description, such as
     // Megatron's: PREFIX of PREFIX.bin and .idx, or a folder of such pairs.
     std::string path;
-    std::string validation_path;  // of such shards: held-out ones
-    // Instead of `path`: prepared folders with their shares (data/blend.h), such as "0.3 FOLDER".
+    std::string validation_path;  // held-out shards, for such a path
+    // Prepared folders with their shares (data/blend.h), such as "0.3 FOLDER", instead of `path`.
     std::vector<std::string> blend = {};
-    std::int64_t vocabulary = 0;  // of such shards: tokens are below it
+    std::int64_t vocabulary = 0;  // of such shards: all tokens are below it
   } data;
   struct Batch {
     std::int64_t micro_batches = 8;
@@ -68,7 +68,7 @@ struct Config {
     double minimum_learning_rate = 1e-4;
     std::int64_t warmup_steps = 20;
     std::string decay = "cosine";  // or linear, or wsd (the peak, then a line down)
-    double decay_share = 0.2;      // wsd: of the steps after warm-up, at the end
+    double decay_share = 0.2;      // wsd: decaying part of the steps after warm-up
     double beta1 = 0.9;
     double beta2 = 0.95;
     double epsilon = 1e-8;
@@ -104,7 +104,7 @@ struct Config {
     std::string balancer = "optimal";
     double minimum_gain = 0.01;
     double noise_factor = 5;
-    std::int64_t window = 5;  // fewest steps whose median is a layer's share
+    std::int64_t window = 5;  // minimum steps in the median of a layer's share
   } balance;
   // Tables of the sources. A source is found by the type of its options.
   dynamism::SourceOptions sources;
@@ -112,7 +112,7 @@ struct Config {
     std::int64_t every = 0;               // steps; 0: none
     std::int64_t keep = 2;                // newest ones kept
     bool asynchronous = true;             // written while training continues
-    Bytes memory{std::int64_t{2} << 30};  // maximum copy of a rank; the rest is written at once
+    Bytes memory{std::int64_t{2} << 30};  // for copies of a rank; the rest is written at once
   } checkpoint;
   // Costs of layers for run.device = "emulated" (model/emulated). One of the two files is set.
   struct Emulated {
@@ -120,7 +120,7 @@ struct Config {
     std::string trace;                          // "dynmo-load-trace-1": costs by step
     double memory_scale = 1;                    // bytes held for each byte of a parameter
     double time_scale = 1;                      // seconds slept for each second of a layer
-    std::vector<std::int64_t> slow_ranks = {};  // positions, with slow_speed in the steps below
+    std::vector<std::int64_t> slow_ranks = {};  // positions of the ranks with slow_speed
     double slow_speed = 0.5;
     std::int64_t slow_from = 0;   // first step
     std::int64_t slow_until = 0;  // first step at full speed again; 0: none
@@ -130,7 +130,7 @@ struct Config {
     bool enabled = false;             // ranks may leave and join while it trains
     std::string pack = "never";       // or auto: onto fewer ranks if that costs no tokens/s
     double pack_slack = 0;            // auto: accepted growth of the step time
-    std::int64_t pack_ranks = 0;      // of a replica: packed size once costs are known; 0: none
+    std::int64_t pack_ranks = 0;      // size of a replica after packing; 0: not packed
     std::int64_t release_after = 10;  // steps without layers before a rank is released
     std::int64_t ranks_min = 1;       // minimum ranks of a replica after a release
     bool respawn = false;             // `dynmo train` starts a rank for each lost one
@@ -173,12 +173,12 @@ struct Config {
 [[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
 // Returns all keys, such as "train.steps", in the order of the resolved form.
 [[nodiscard]] std::vector<std::string> key_names();
-// Checks ranges, invalid combinations, given keys without effect, and sources that have nothing to
-// do in the run.
+// Returns kBadInput for a value out of range, an invalid combination, or a given key without
+// effect. Also returns it for a source that has nothing to do in the run.
 [[nodiscard]] Expected<void> validate(const Config& config);
 // Returns the address in elastic.listen, or "" for `auto` and `loopback`.
 [[nodiscard]] std::string own_meeting_address(const Config& config);
-// Returns whether the layers are emulated. Any output says so.
+// Returns whether the layers are emulated. All outputs of such a run say so.
 [[nodiscard]] bool emulates(const Config& config);
 // Returns whether ranks compute on devices with memory of their own (c10d/device_kinds.h).
 [[nodiscard]] bool on_device(const Config& config);
@@ -186,31 +186,32 @@ struct Config {
 // have their defaults there.
 [[nodiscard]] std::string to_toml(const Config& config);
 // Returns the shape of a valid config for the formulas of cost/transformer.h: its sizes, ties,
-// experts and micro-batch. The data have `vocabulary` tokens unless model.vocabulary is set.
+// experts and micro-batch. `vocabulary` is that of the data, used unless model.vocabulary is set.
 [[nodiscard]] cost::TransformerShape transformer_shape(const Config& config,
                                                        std::int64_t vocabulary);
-// Returns the FLOPs of a step in the products of the dense model, over all replicas. F, I and W
-// count once, and recomputation does not count. 0 if layers are emulated.
+// Returns the FLOPs of F, I and W in a step, for the products of the dense model, over all replicas
+// and without recomputation. Returns 0 if layers are emulated.
 [[nodiscard]] double step_flops(const Config& config, std::int64_t vocabulary);
 // Returns the tables of enabled sources for which a step computes less than step_flops().
 [[nodiscard]] std::vector<std::string_view> sparse_sources(const Config& config);
 // Returns the micro-batches of a step: replicas x accumulation x micro_batches.
 [[nodiscard]] std::int64_t step_micro_batches(const Config& config);
-// Returns kBadInput for a key that has no effect in a run with `ranks` ranks of a replica.
+// Returns kBadInput if elastic.ranks_min or elastic.pack_ranks exceeds `ranks`, the ranks of a
+// replica at the start.
 [[nodiscard]] Expected<void> check_ranks(const Config& config, int ranks);
-// Returns the ranks of one replica if `world` ranks were started. Returns kBadInput if replicas do
-// not divide them.
+// Returns the number of ranks of one replica if `world` ranks were started. Returns kBadInput if
+// pipeline.replicas does not divide `world`.
 [[nodiscard]] Expected<int> pipeline_ranks(const Config& config, int world);
-// Returns the digest text of all settings that determine the numbers of a run. A checkpoint
-// continues only a run with an equal one. They are model, data, micro-batches of a step and their
-// size, optimizer, train.seed/steps, and tables of the enabled sources.
+// Returns a digest, as text, of all settings that determine the numbers of a run. A checkpoint
+// continues only a run with an equal identity. The settings are model, data, micro-batches of a
+// step and their size, optimizer, train.seed/steps, and tables of the enabled sources.
 //
 // The number of ranks, cuts and balancing are not included. Settings that change only the last bits
 // are not, either. These are the CPU or a device, run.deterministic, and the grouping of a step's
 // micro-batches in replicas.
 [[nodiscard]] std::string identity(const Config& config);
-// Returns the first difference between the identities of a run's config and its checkpoint, or "".
-// An example is "train.seed is 4, the run's is 3".
+// Returns the first difference between the identities of a config and of the saved one, "train.seed
+// is 4, the run's is 3", or "".
 [[nodiscard]] std::string first_difference(const Config& given, const Config& saved);
 
 }  // namespace dynmo::config

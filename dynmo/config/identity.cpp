@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a training is: which configs continue one another.
+// Decides which configs continue one another.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,19 +13,19 @@
 namespace dynmo::config {
 namespace {
 
-// A source that is not enabled decides nothing: its table can grow without making every checkpoint
-// one of another training.
+// Sources that are not enabled are left out of identities. So a new key of one does not make
+// existing checkpoints unusable.
 bool is_enabled_source(const dynamism::SourceOptions& sources, std::string_view table) {
   const std::vector<std::string_view> enabled = sources.enabled_tables();
   return std::find(enabled.begin(), enabled.end(), table) != enabled.end();
 }
 
-// The keys that decide what a training is, and their values; a step's micro-batches as one number.
+// Returns the keys of the identity and their values. The micro-batches of a step are one number.
 std::vector<std::pair<std::string, std::string>> deciding_values(const Config& config) {
   Config copy = resolved(config);
   copy.batch.micro_batches = step_micro_batches(config);
   copy.batch.accumulation = 1;
-  copy.model.shape.head_slices = 1;  // another number continues with other last bits
+  copy.model.shape.head_slices = 1;  // it changes only the last bits
   if (on_device(copy)) copy.run.device = "cpu";
   std::vector<std::pair<std::string, std::string>> values;
   for (const TomlKey& key : keys_of(copy)) {
@@ -67,7 +67,7 @@ std::string first_difference(const Config& given, const Config& saved) {
     return fmt::format("{} is {}, the run's is {}", name, value_in(ours, key),
                        value_in(theirs, key));
   };
-  // A source that one of them does not use has all its keys there: the switch is named.
+  // If only one of them enables a source, all its keys differ, so the message names the switch.
   for (const std::string_view table : saved.sources.enabled_tables()) {
     if (is_enabled_source(given.sources, table)) continue;
     return fmt::format("{}.enabled is false, the run's is true", table);

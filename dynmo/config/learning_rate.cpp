@@ -44,7 +44,8 @@ Expected<Decay> parse_decay(std::string_view name) {
 
 namespace {
 
-// Share of peak - minimum that is left when a share `done` of the steps after warm-up is done.
+// Returns the share of peak - minimum that is left after a share `done` of the steps behind
+// warm-up.
 double left(const LearningRateOptions& options, double done) {
   switch (options.decay) {
     case Decay::kCosine:

@@ -26,7 +26,7 @@ struct LearningRateOptions {
   std::int64_t warmup_steps = 100;
   std::int64_t total_steps = 1000;  // minimum from here on
   Decay decay = Decay::kCosine;
-  double decay_share = 0.2;  // kWsd: of the steps after warm-up, at the end
+  double decay_share = 0.2;  // kWsd: decaying part of the steps after warm-up
 };
 
 // Checks the options. They need 0 <= minimum <= peak, 0 <= warmup_steps <= total_steps, total_steps
