@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::int64_t kConfirmAfter = 3;  // steps
 constexpr std::int64_t kLongestWait = 32;  // steps between two looks for drift
-// To the next known change, before there were two; in steps, as the next one.
+// Steps to the next known change, assumed until there were two.
 constexpr std::int64_t kFirstInterval = 100;
 constexpr std::int64_t kMinHorizon = 10;
-constexpr int kMinSteps = 7;            // in the window, before drift is looked for: bursts have 3
+constexpr int kMinSteps = 7;            // in the window, before a check for drift: bursts have 3
 constexpr double kFruitless = 0.005;    // share of the time of training
-constexpr double kCountedGrowth = 0.3;  // of the least gain
+constexpr double kCountedGrowth = 0.3;  // share of the minimum gain
 constexpr int kMaxDoublings = 3;
 
 }  // namespace
@@ -40,7 +40,7 @@ double sum_of(const std::vector<double>& values) {
 // Adds up two independent noises. std::hypot would want glibc 2.35.
 double root_of_squares(double a, double b) { return std::sqrt(a * a + b * b); }
 
-// Shares of the work, by stage.
+// Returns the shares of the work, by stage.
 std::vector<double> stage_shares(const plan::Plan& plan, const std::vector<double>& work) {
   const double total = sum_of(work);
   std::vector<double> shares;
@@ -54,7 +54,7 @@ std::vector<double> stage_shares(const plan::Plan& plan, const std::vector<doubl
   return shares;
 }
 
-// Adds up by rank what `values` gives the stages.
+// Returns the sums by rank of `values`, which are by stage.
 std::map<Rank, double> by_rank(const std::vector<plan::PlanStage>& stages,
                                const std::vector<double>& values) {
   std::map<Rank, double> sums;
@@ -68,7 +68,7 @@ double largest(const std::map<Rank, double>& values) {
   return result;
 }
 
-// The time of the busiest rank: a step is not shorter.
+// Returns the time of the busiest rank, a lower bound of the step's time.
 double busiest_s(const std::vector<cost::LayerSample>& layers, const plan::Plan& plan,
                  int micro_batches) {
   std::map<Rank, double> busy;
@@ -89,7 +89,7 @@ double busiest_s(const std::vector<cost::LayerSample>& layers, const plan::Plan&
 cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& overhead, int replicas,
                           int accumulation) {
   cluster.action_s = overhead.action_s.value_or(0);
-  // (The links of several nodes were measured by themselves, each at two sizes.)
+  // Links between several nodes are measured separately, each at two sizes.
   const bool one_node =
       std::all_of(cluster.ranks.begin(), cluster.ranks.end(),
                   [&](const auto& rank) { return rank.node == cluster.ranks.front().node; });
@@ -129,7 +129,7 @@ void Controller::observe(const cost::Observation& step, const plan::Plan& plan, 
   if (drift_.work.empty()) drift_.work = profiler_.work();
 }
 
-// (The newest step is not yet in the profiler.)
+// Corrects the times in the profiler, which does not have the newest step yet.
 void Controller::note_speeds(const std::vector<SpeedChange>& changes) {
   for (const SpeedChange& change : changes) {
     profiler_.scale(change.rank, change.before / change.factor, change.samples - 1);
@@ -176,7 +176,8 @@ std::optional<Cause> Controller::cause(std::int64_t step) const {
   return std::nullopt;
 }
 
-// The work of the ranks under the plan in force, now and at the last plan, which was the same one.
+// Returns the work of the ranks under the current plan, now and at the last plan. Requires that the
+// last plan was the current one.
 std::map<Rank, Controller::RankWork> Controller::rank_work(const Boundary& now,
                                                            const std::vector<double>& work) const {
   const double total = sum_of(work);
@@ -240,14 +241,14 @@ bool Controller::counted(const Boundary& now, const cost::ModelCost& costs) cons
          (drift_.gain_s + growth * step_s) * horizon + forgone_.sum_s > move_s + charges_.plan_s;
 }
 
-// Noise of the difference of two measured shares of a rank.
+// Returns the noise of the difference of two measured shares of a rank.
 double Controller::noise_of(const RankWork& work) const {
   return std::sqrt(2.0) * root_of_squares(profiler_.relative_noise() * work.noise,
                                           profiler_.rank_noise() * work.share);
 }
 
 // Returns whether a rank's share of the work has changed since the last plan, by more than the
-// least gain and noise. Also returns true if noise forbade a move, and the window has since
+// minimum gain and noise. Also returns true if noise prevented a move and the window has since
 // doubled.
 bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) const {
   if (drift_.shares.empty() || drift_.stages != now.plan.stages) return true;
@@ -262,9 +263,9 @@ bool Controller::drifted(const Boundary& now, const cost::ModelCost& costs) cons
   return false;
 }
 
-// As long as the plan in force has lasted: what a move gains is mostly what the next ones of its
-// kind will keep. After a known change at least as long as the last two were apart. Never beyond
-// the end of the run.
+// Returns the number of steps for which a gain is expected to last. It is the time that the current
+// plan has lasted. After a known change it is at least the time between the last two. It never
+// exceeds the rest of the run.
 double Controller::horizon_steps(Cause cause, std::int64_t step) const {
   std::int64_t horizon = options_.horizon_steps;
   if (horizon == 0) horizon = step - lasting_.since;
@@ -276,7 +277,8 @@ double Controller::horizon_steps(Cause cause, std::int64_t step) const {
   return static_cast<double>(std::max<std::int64_t>(std::min(horizon, options_.steps - step), 0));
 }
 
-// A found change needs as much evidence when it is measured again.
+// Returns the cause whose evidence a move needs. A found change that was measured again counts as
+// kFound, and an announced one with measured costs as kConfirmed.
 Cause Controller::evidence(Cause cause) const {
   if (cause == Cause::kConfirmed && !lasting_.known) return Cause::kFound;
   return cause == Cause::kKnown && pending_.measured_anew ? Cause::kConfirmed : cause;

@@ -6,24 +6,25 @@
 // deciding and moving are only here. Deterministic: ranks with the same inputs make the same
 // decisions.
 //
-// It plans for one of seven causes (Cause in policy.h):
-// - known: training has announced that the work has changed. The new costs may follow from
-//   `Boundary::known` at once, or are measured after one step. Predicted costs are not certain, and
-//   need the evidence of confirmed ones. New ranks are a known change, too.
+// A plan has one of seven causes (Cause in policy.h):
+// - known: training has announced that the work has changed. The new costs follow from
+//   `Boundary::known` at once, or are measured after one step. Unless they are certain
+//   (Announced::kKnown), a move needs the evidence of a confirmed change. New ranks are a known
+//   change, too.
 // - lost: ranks were lost. after_loss() plans for the ranks that are left.
-// - confirmed: three steps later, for a change whose costs had to be measured.
+// - confirmed: a change whose costs had to be measured, three steps later.
 // - found: the work of the newest steps differs from that of the older ones (find_change.h), or
 //   the speed of a rank (rank_speeds.h).
 // - waited: a move was too expensive. The time lost since then, and expected over the horizon, now
 //   exceeds its cost.
 // - counted: sources count other work (LayerSample::work) than at the last plan. The busiest rank's
-//   growth by it costs more over the horizon than a plan.
+//   growth by it costs more over the horizon than a plan does.
 // - drift: a rank's share of the work has changed since the last plan. It is checked 1, 2, 4, ...
 //   steps apart.
 //
 // Found changes and drift may spend a two-hundredth of the training time on plans that lead to no
 // move. They may spend more if the busiest rank's growth since the last plan costs more than
-// another plan. All counts are of steps, also if not every step is observed (Observation::steps).
+// another plan. Counts are in steps, whether or not each is observed (Observation::steps).
 //
 // It outlives the group of ranks for which it decides. Its data are renumbered by ranks_changed().
 // A new rank restores the state() of an older one.
@@ -71,7 +72,6 @@ struct Boundary {
   std::span<const std::string> names = {};  // of the ranks, for the user; none: "rank 0", ...
 };
 
-// A release of ranks.
 struct Release {
   std::vector<Rank> kept;       // ranks that stay, ascending, with the first rank
   std::int64_t idle_steps = 0;  // steps in which the others had no layers
@@ -87,7 +87,7 @@ struct AfterLoss {
 
 class Controller {
  public:
-  // Begins a run, or its part, at `first_step`. `known` is that of Profiler.
+  // Begins at step `first_step` of a run. `known` is as for Profiler.
   Controller(cost::ModelCost known, ControllerOptions options, std::int64_t first_step = 0);
 
   // Continues from the measurements of another profiler, of the same model. The current plan need
@@ -105,7 +105,8 @@ class Controller {
   }
 
   // Decides what to do before step `now.step`. Returns nullopt if there is no cause for a plan.
-  // Times are of a step. The caller carries out a decision to migrate, or calls not_moved().
+  // Times of the decision are of a step. The caller carries out a decision to migrate, or calls
+  // not_moved().
   [[nodiscard]] Expected<std::optional<Decision>> decide(const Boundary& now);
   void not_moved() { budget_.moved = false; }
 
@@ -113,9 +114,10 @@ class Controller {
   // other ranks, ascending. Returns kInfeasible if no plan on them fits the memory, and kBadInput
   // if nothing was measured yet.
   [[nodiscard]] Expected<Decision> vacate(const Boundary& now, const std::vector<Rank>& kept);
-  // Returns the plan for the ranks of `now.cluster`, all that are left after a loss. `now.plan` is
-  // the plan of the group before. Call ranks_changed() first. If nothing was measured, the cut is
-  // even. The next boundary looks for a better plan if the options ask for another kind of plan.
+  // Returns the plan for the ranks of `now.cluster`, which are those left after a loss. `now.plan`
+  // is the plan of the group before. Call ranks_changed() first. If nothing was measured, the cut
+  // is even. This plan is made quickly, and the next boundary looks for a better one if the options
+  // ask for that.
   [[nodiscard]] Expected<AfterLoss> after_loss(const Boundary& now);
   // Returns the release of ranks that have had no layers for `release_after` boundaries. Call it at
   // every boundary where ranks may be released. If a release is refused, it is returned again after
@@ -165,9 +167,9 @@ class Controller {
   };
   // The duration of loads.
   struct Lasting {
-    std::int64_t changed_step = 0;  // of the newest known change
-    std::int64_t interval = 0;      // steps since the change before; 0: none
-    std::int64_t since = 0;         // of the newest move, or the first step
+    std::int64_t changed_step = 0;  // step of the newest known change
+    std::int64_t interval = 0;      // steps from the previous one to it; 0: none
+    std::int64_t since = 0;         // step of the newest move, or the first step
     bool known = false;             // the newest change was known, not found
     std::int64_t ranks = 0;         // maximum at a decision
 
@@ -188,7 +190,7 @@ class Controller {
     std::int64_t decided_at = 0;
     std::vector<double> shares = {};           // of the work, by stage; empty: no plan yet
     std::vector<plan::PlanStage> stages = {};  // of that plan
-    std::vector<double> work = {};  // counted at that plan, by layer; before it, at first
+    std::vector<double> work = {};  // counted at that plan, by layer; before one, at the first step
     int noisy_window = 0;           // its steps when noise prevented a move; 0: it did not
     double gain_s = 0;              // a step, predicted by the plan but not taken
     int fruitless = 0;              // plans since the newest move with too little gain
@@ -284,8 +286,9 @@ class Controller {
 };
 
 // Returns `cluster` with the measured overhead of an action. If all ranks share a node, it also has
-// the measured latency of a message, and with several replicas the bandwidth of a reduction. That
-// is multiplied by `accumulation`, since a step has one reduction and that number of replays.
+// the measured latency of a message, and with several replicas the bandwidth of a reduction. This
+// bandwidth is multiplied by `accumulation`, the replays in a step, because a step has one
+// reduction.
 [[nodiscard]] cost::Cluster as_measured(cost::Cluster cluster, const cost::StepSample& overhead,
                                         int replicas, int accumulation);
 

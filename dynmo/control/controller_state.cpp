@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A controller while ranks come and go: what it decides for them, and what it hands on.
+// The decisions of a controller on joining and leaving ranks, and its state for another rank.
 #include <algorithm>
 #include <cstddef>
 #include <map>
@@ -24,7 +24,7 @@ Expected<Decision> Controller::vacate(const Boundary& now, const std::vector<Ran
                control::vacate(input(Cause::kKnown, now, ranks, *costs), kept, options_.policy));
   pending_.ranks = true;
   remember(Cause::kKnown, now, *costs, decision);
-  // Fewer of the remaining ranks may be enough.
+  // The next boundary looks whether fewer of the remaining ranks suffice.
   if (options_.policy.rank_use == RankUse::kFewest) pending_.known = pending_.ranks = true;
   return decision;
 }
@@ -74,7 +74,7 @@ std::optional<Release> Controller::release(const plan::Plan& plan, std::int64_t 
     if (place == at_work.end() || *place != rank) at_work.insert(place, rank);
   }
   if (std::ssize(at_work) == plan.ranks) return std::nullopt;
-  idle_.since = step;  // where they are refused, they wait as long again
+  idle_.since = step;  // if refused, returned again after the same time
   return Release{.kept = std::move(at_work), .idle_steps = idle_steps};
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 // A pipeline's interface to the controller (controller.h). It passes on the common measurements of
-// all ranks, and gets decisions. From the same costs it chooses the layers to recompute and
+// all ranks, and returns decisions. From the same costs it chooses the layers to recompute and
 // predicts the time of a step. It does not know tensors or transports. All ranks give it the same
 // inputs, so its results are the same on all of them.
 
@@ -52,13 +52,11 @@ class Decisions {
   void use(const Profiler& measured) { controller_.use(measured); }
   // Sets new names and bytes of the layers.
   void know(const cost::ModelCost& known) { controller_.know(known); }
-  // Adds a step under `plan`.
   void observe(const ExchangedStep& step, const plan::Plan& plan, int frozen_layers);
   void forget_times() { controller_.forget_times(); }
-  // Announces a change before step `step`.
   void announce(cost::Announced what, std::int64_t step);
 
-  // The positions of layers, for a decision.
+  // The state of a pipeline between two steps.
   struct Now {
     const plan::Plan& plan;
     std::int64_t step = 0;
@@ -71,7 +69,7 @@ class Decisions {
   [[nodiscard]] std::optional<Release> release(const plan::Plan& plan, std::int64_t step) {
     return controller_.release(plan, step);
   }
-  // Reports that a decision to migrate was carried out, or not.
+  // Reports whether the newest decision to migrate was carried out, and the bytes that it moved.
   void moved(Bytes bytes) { moved_ = bytes; }
   void not_moved() { controller_.not_moved(); }
 
@@ -79,21 +77,20 @@ class Decisions {
   [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const {
     return profiler().costs(frozen_layers);
   }
-  // Returns the recomputed layers, chosen by costs that are equal on all ranks. Returns none before
-  // the first measurement (kAuto). Returns kInfeasible if the plan does not fit the memory with
-  // every layer recomputed.
+  // Returns the layers to recompute, chosen by costs that are equal on all ranks. With kAuto,
+  // returns none before the first measurement. Returns kInfeasible if the plan does not fit the
+  // memory with every layer recomputed.
   [[nodiscard]] Expected<plan::LayerSet> recomputed_under(const plan::Plan& plan,
                                                           int frozen_layers) const;
   // Returns the duration of a step, by replay of the plan, or 0 before the first measurement.
   [[nodiscard]] double predicted_step_s(const Now& now) const;
   [[nodiscard]] const Profiler& profiler() const { return controller_.profiler(); }
-  // Returns the newest step, as the controller has seen it. announced() returns the change
-  // announced before it.
+  // Returns the newest observed step. announced() returns the change announced before it.
   [[nodiscard]] const cost::Observation& observed() const { return observed_; }
   [[nodiscard]] cost::Announced announced() const { return announced_; }
   // Returns whether predictions include the time of summing gradients over the replicas.
   [[nodiscard]] bool knows_reduction() const;
-  // Returns the ranks whose speeds the newest step has shown to be others.
+  // Returns the changes of rank speeds that the newest step has shown.
   [[nodiscard]] const std::vector<SpeedChange>& speed_changes() const {
     return controller_.speeds().changes();
   }

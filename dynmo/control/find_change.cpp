@@ -16,7 +16,7 @@ namespace {
 constexpr int kNewestOwn = 3;
 constexpr int kNewestRank = 4;
 constexpr std::size_t kMinOlder = 3;
-constexpr std::size_t kScatter = 8;  // older steps that tell how they scatter
+constexpr std::size_t kScatter = 8;  // older steps whose spread is measured
 constexpr double kDeviations = 5;
 
 // A layer or a rank through the steps: logarithms of its time / the expected time.
@@ -114,7 +114,7 @@ class Test {
     }
   }
 
-  // Shares of the step, from the older steps.
+  // Sets the expected share of each layer in a step, from the older steps.
   void expect() {
     const std::size_t layers = steps_.front().seconds.size();
     for (const LayerTimes& step : steps_) {
@@ -162,7 +162,7 @@ class Test {
         sums_[r][t] = std::log(sum[r] / (totals_[t] * expected[r]));
         levels.push_back(sums_[r][t]);
       } else {
-        sums_[r].clear();  // nothing to compare in every step
+        sums_[r].clear();  // not comparable in every step
       }
     }
     const double of_step = levels.empty() ? 0 : median_in_place(levels);
@@ -177,8 +177,9 @@ class Test {
     newest_sum_ = std::move(expected);
   }
 
-  // If two layers differ, one has changed rather than both in opposite ways: the other one shows
-  // the common part.
+  // Returns the common part of a rank's layers. If there are two and they differ, one has changed
+  // rather than both in opposite ways. So the layer nearer to the step's part shows the common
+  // part.
   static double common_part(std::vector<double>& layers, double of_step) {
     if (layers.empty()) return of_step;
     if (layers.size() != 2) return median_in_place(layers);
@@ -195,7 +196,7 @@ class Test {
   std::vector<double> totals_;      // by step
   std::vector<double> expected_;    // by layer, share of a step
   std::vector<Series> own_;         // by layer
-  std::vector<Series> sums_;        // by rank; empty: not in all steps
+  std::vector<Series> sums_;        // by rank; empty: not timed in all steps
   std::vector<double> newest_sum_;  // expected, by rank
   double mean_ranks_ = 0;           // ranks in use over the expected sum: 1 / the mean rank's share
 };

@@ -4,15 +4,15 @@
 // Detects that the newest steps have other work than the ones before. This test of new against old
 // needs no announcement, and does not wait for a median.
 //
-// A layer's time in a step, relative to its median share in the older steps, has three parts. They
-// are those of the step (over the ranks), of the rank in this step (over its layers), and the
+// A layer's time in a step, relative to its median share in the older steps, has three parts. One
+// is common to all ranks in the step, one to the layers of a rank in the step, and one is the
 // layer's own. Medians of the logarithm separate them. So a slower machine is no change, and
 // neither is a rank that is slower for a moment.
 //
-// A layer has changed if its own part in the newest 3 steps lies on one side, beyond 5 stds. For
-// the work of a rank, the sum of its layers without the step's part must do so in the newest 4. A
-// burst of 3 steps is no change. Each of the newest steps must show at least half of the change. It
-// must also be a relevant share of the mean rank's time.
+// A layer has changed if its own part differs by more than 5 stds, to one side, in the newest 3
+// steps. The work of a rank has changed if the sum of its layers, without the step's part, does so
+// in the newest 4. So a burst of 3 steps is no change. Each of the newest steps must show at least
+// half of the change. The change must also be a relevant share of the mean rank's time.
 
 #include <deque>
 #include <optional>
@@ -22,7 +22,6 @@
 
 namespace dynmo::control {
 
-// The times of one step.
 struct LayerTimes {
   std::vector<double> seconds;  // by layer
   std::vector<Rank> owners;     // by layer
@@ -39,11 +38,10 @@ struct FoundChange {
   std::optional<LayerId> layer;
   std::optional<Rank> rank;
   double factor = 1;
-  // For each layer, the factor from the time of an older step to the new work. 1: no change.
+  // For each layer, its time now / its time in an older step. 1: no change.
   std::vector<double> factors;
-  int steps = 0;  // newest ones, with the new work
+  int steps = 0;  // number of newest steps with the new work
 
-  // Lists the fields for state_json_impl.h, in any order.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit) {
     visit("layer", self.layer);
@@ -54,14 +52,15 @@ struct FoundChange {
   }
 };
 
-// Finds a change in `steps`, from old to new, with the same layers. Returns nullopt for fewer than
-// 6. The std is the larger one of `noise` and the spread of the older steps around their median.
-// `relevant` is the minimum change as a share of the mean rank's time.
+// Finds a change in `steps`, from old to new, with the same layers. Returns nullopt if there is
+// none or there are fewer than 6 steps. The std is the larger one of `noise` and the spread of the
+// older steps around their median. `relevant` is the minimum change as a share of the mean rank's
+// time.
 [[nodiscard]] std::optional<FoundChange> find_change(const std::deque<LayerTimes>& steps,
                                                      const StepNoise& noise, double relevant);
 
-// Returns the factors of a found change, measured again after further steps. They are for layers
-// that have one. Requires more steps than `found.steps`.
+// Returns the factors of a found change, measured again after further steps. Layers without a
+// change keep factor 1. Requires more steps than `found.steps`.
 [[nodiscard]] std::vector<double> measure_change(const std::deque<LayerTimes>& steps,
                                                  const FoundChange& found);
 

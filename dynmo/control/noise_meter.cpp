@@ -46,8 +46,8 @@ void NoiseMeter::add(const std::vector<cost::LayerSample>& layers,
     }
     if (own_changes_.size() > longest_) own_changes_.pop_front();
     for (std::size_t i = 0; ranks > 1 && i < levels.size(); ++i) {
-      // The value is the difference of two steps, taken from the mean of all: 2 (1 - 1 / ranks)
-      // variances of one.
+      // The levels are relative to the mean of the ranks. So their difference has 2 (1 - 1 / ranks)
+      // times the variance of one value.
       rank_changes_.push_back(std::abs(levels[i] - rank_levels_[i]) /
                               std::sqrt(2 * (1 - 1 / ranks)));
     }
@@ -87,7 +87,7 @@ void NoiseMeter::add_work_change(double change) {
   if (work_changes_.size() > longest_) work_changes_.pop_front();
 }
 
-// Two normal numbers of std 1 differ by 2 / sqrt(pi) on average.
+// Divides by 2 / sqrt(pi), the mean difference of two normal numbers of std 1.
 double NoiseMeter::work() const {
   if (work_changes_.empty()) return 0;
   return std::sqrt(std::numbers::pi) / 2 * median({work_changes_.begin(), work_changes_.end()});

@@ -18,13 +18,13 @@ class NoiseMeter {
   // Uses the newest `longest` steps.
   explicit NoiseMeter(std::size_t longest) : longest_(longest) {}
 
-  // Adds the next step, with the ranks of its layers.
+  // Adds the next step. `owners` are the ranks of its layers.
   void add(const std::vector<cost::LayerSample>& layers, const std::vector<Rank>& owners);
-  // Scales the stored shares to work that is `factors` times as large. A known change of a count is
-  // not noise.
+  // Multiplies the stored shares by `factors`, by layer, because a known change of work is not
+  // noise.
   void scale(const std::vector<double>& factors);
-  // Adds the relative difference of counted work between a step and the previous one. It is the
-  // mean over the layers with a count.
+  // Adds the relative difference of counted work between two steps, mean over the layers with a
+  // count.
   void add_work_change(double change);
 
   // Returns the relative standard deviation of one step's value. For own() it is that of a layer's

@@ -36,14 +36,13 @@ Expected<void> validate(const PolicyInput& input, const PolicyOptions& options) 
   return {};
 }
 
-// A plan that is weighed.
+// One of the two plans that are compared.
 struct Rival {
   const plan::Plan& plan;
   const cost::ModelCost& model;  // with the layers that it recomputes
 };
 
-// For each layer, its work over the speed of the plan's slowest rank, 0 where that is not its
-// owner.
+// Returns the work / speed of the layers of the plan's slowest rank, and 0 for other layers.
 std::vector<double> bottleneck_work_s(const Rival& rival, const PolicyInput& input) {
   const auto times = rank_times_s(rival.plan, rival.model, input.cluster, input.micro_batches);
   const Rank slowest(
@@ -56,7 +55,7 @@ std::vector<double> bottleneck_work_s(const Rival& rival, const PolicyInput& inp
   return work;
 }
 
-// The std of the difference of two plans' step times (PolicyOptions).
+// Returns the std of the difference of two plans' step times (PolicyOptions).
 double noise_s(const PolicyInput& input, const Rival& current, const Rival& planned) {
   const std::vector<double> now = bottleneck_work_s(current, input);
   const std::vector<double> then = bottleneck_work_s(planned, input);
@@ -81,7 +80,7 @@ Decision keep(Decision decision, std::string reason) {
   return decision;
 }
 
-// The gain, "1.20 ms -> 1.00 ms a step (16.7 %)".
+// Returns "1.20 ms -> 1.00 ms a step (16.7 %)".
 std::string gain_text(const Decision& decision) {
   const double gain = decision.current_step_s - decision.planned_step_s;
   return fmt::format("{} -> {} a step ({:.1f} %)", format_seconds(decision.current_step_s),
@@ -105,8 +104,9 @@ plan::BalanceProblem problem_of(const PolicyInput& input, const PolicyOptions& o
   return problem;
 }
 
-// Returns the step on the original number of ranks, of which some have been released, or 0 if there
-// is no such plan. A slack against the remaining ranks would be granted again with every release.
+// Returns the seconds of a step on `all_ranks` ranks, some of which have been released, or 0 if
+// there is no such plan. A slack relative to the remaining ranks would add up over several
+// releases.
 double reference_step_s(const plan::BalanceProblem& problem, const PolicyOptions& options,
                         int all_ranks) {
   if (all_ranks <= problem.cluster.size()) return 0;
@@ -135,8 +135,8 @@ Expected<plan::Proposal> proposed(const plan::BalanceProblem& problem, const Pol
   return std::move(packing.proposal);
 }
 
-// Returns the balancer's plan, on few ranks if asked. It uses 1F1B if the schedule in force cannot
-// have so many ranks for these layers.
+// Returns the balancer's plan, on few ranks if asked. It uses 1F1B if the current schedule cannot
+// have that number of ranks for these layers.
 Expected<plan::Proposal> proposed(const PolicyInput& input, const PolicyOptions& options) {
   plan::BalanceProblem problem = problem_of(input, options);
   auto found = proposed(problem, options, input.all_ranks);
@@ -155,7 +155,7 @@ struct Rivals {
   plan::Evaluation planned;
 };
 
-// The current plan's side.
+// Returns the rivals with only the current plan's side filled in.
 Expected<Rivals> rivals_of(const PolicyInput& input) {
   Rivals rivals;
   rivals.current_model = plan::recomputed(input.model, input.recomputed);
@@ -210,7 +210,8 @@ double noise_factor(Cause cause, const PolicyOptions& options) {
   DYNMO_CHECK(false, "a cause, got {}", static_cast<int>(cause));
 }
 
-// Where counts say how the work has changed, a small gain is no artefact of measuring.
+// Returns the minimum gain, which is smaller if sources count the work: such a gain is no artefact
+// of measuring.
 double minimum_gain(Cause cause, const PolicyOptions& options) {
   constexpr double kOfCounted = 0.3;
   return cause == Cause::kCounted ? kOfCounted * options.minimum_gain : options.minimum_gain;
@@ -260,7 +261,7 @@ Decision weigh(Decision decision, const Rivals& proposal, const PolicyInput& inp
   return take(std::move(decision), proposal, std::move(reason));
 }
 
-// The decision to stay, before there is a proposal to compare it with.
+// Returns the decision to stay, before there is a proposal.
 Decision keeping(const PolicyInput& input, const plan::Evaluation& current) {
   Decision decision;
   decision.plan = input.current;

@@ -25,11 +25,11 @@ enum class Cause {
   kKnown,      // training has announced a change, and new costs follow from known ones
   kLost,       // ranks were lost
   kConfirmed,  // the work has changed, and was measured since
-  kFound,      // measurements show a change
+  kFound,      // the newest measurements show a change
   kCounted,    // sources count other work than at the last plan
   // A move was too expensive, and the gain lost since then reaches its cost.
   kWaited,
-  kDrift,  // any change was slow
+  kDrift,  // no other cause: costs have changed slowly
 };
 
 enum class RankUse {
@@ -49,9 +49,9 @@ enum class RankUse {
 // example, a processor with other load makes all of them slower, so that moving them seems to gain.
 //
 // The gain must exceed `noise_factor` stds. This is also the hysteresis: if costs only jitter,
-// neither the move nor its reversal pays. It must also exceed the gain that choosing the slowest of
-// noisy ranks shows by chance. That is rank_noise x sqrt(2 ln n) x T, for n ranks within the noise.
-// This second part is omitted if a change follows from known costs.
+// neither the move nor its reversal pays. The gain must also exceed what appears by chance, because
+// the slowest of several noisy ranks was chosen. That is rank_noise x sqrt(2 ln n) x T, for n ranks
+// within the noise. This second condition is omitted if a change follows from known costs.
 //
 // For drift `noise_factor` is high. The proposed cut was chosen from the same noisy costs, and a
 // run checks thousands of times. After a change of the work, the gain is less likely an artefact of
@@ -84,8 +84,8 @@ struct PolicyInput {
   // Standard deviation of the common part of the costs of a rank's layers under `current`.
   double rank_noise = 0;
   plan::LayerSet recomputed = {};  // under `current`
-  // With RankUse::kFewest: the ranks to which the slack refers, each like the cluster's first. A
-  // number up to that of the cluster's ranks means the cluster.
+  // RankUse::kFewest: the number of ranks to which the slack refers, each like the cluster's first.
+  // If it is not above the cluster's number, the slack refers to the cluster.
   int all_ranks = 0;
 };
 
@@ -95,7 +95,7 @@ struct Decision {
   plan::LayerSet recomputed;  // under it
   double current_step_s = 0;  // predicted, by replay
   double planned_step_s = 0;  // of the best plan found, taken or not
-  double gain_s = 0;          // over the horizon; of fewer ranks: in time of all current ranks
+  double gain_s = 0;          // over the horizon; with fewer ranks: in time of all current ranks
   double cost_s = 0;          // of the move: bytes / bandwidth + fixed
   double noise_s = 0;         // std of current_step_s - planned_step_s
   plan::Migration migration;  // of the plan proposed, taken or not
@@ -103,44 +103,45 @@ struct Decision {
   double imbalance_after = 0;
   int ranks_before = 0;        // with layers
   int ranks_after = 0;         // of the best plan found, taken or not
-  bool within_noise = false;   // the only reason against the move; here and below
-  bool too_expensive = false;  // its cost
+  bool within_noise = false;   // the only reason against the move is noise
+  bool too_expensive = false;  // ... is its cost
   std::string reason;          // one line for the user
   std::string why = {};        // cause of the plan, from the controller
 };
 
-// Returns the seconds that the plan found would save in a step, as decide() weighs them. They are
-// below 0 if it is worse.
+// Returns the seconds that the best plan found saves in a step, as decide() weighs them. The result
+// is below 0 if that plan is worse.
 [[nodiscard]] double gain_of_step(const Decision& decision);
 
 // Decides about a move. Scores the current plan and the balancer's by replay, each with the layers
 // that it recomputes. Migrates if the gain of a step exceeds `minimum_gain` and the noise. Over the
 // horizon, with the gain lost so far, it must also exceed the cost. The future duration of a gain
-// is unknown. Moving once the lost gain equals the cost loses at most the same amount again.
+// is unknown. A move made when the lost gain equals the cost loses at most twice the unavoidable
+// loss.
 //
 // Migrates at once if the current plan no longer fits the memory and the proposed one does. Keeps
-// the current plan if the balancer finds none (no feasible cut: the reason says so). Returns
-// kBadInput for input that is inconsistent, negative or NaN.
+// the current plan, with a reason, if the balancer finds no feasible cut. Returns kBadInput for
+// input that is inconsistent, negative or NaN.
 //
-// If the balancer's cut is the cut in force, the decision has the layers that the cut recomputes
-// with these costs.
+// If the balancer's cut is the current one, only the recomputed layers of the decision may differ.
 //
-// With RankUse::kFewest a plan on P' of now P ranks gains T - T' P'/P a step. Released ranks are
-// worth their time. A plan on more ranks gains T - T'. T' itself stays within the slack.
+// With RankUse::kFewest, T is the current step time on P ranks, and T' that of the plan on P'
+// ranks. For P' <= P the gain of a step is T - T' P'/P, because released ranks are worth their
+// time. A plan on more ranks gains T - T'. T' itself stays within the slack.
 [[nodiscard]] Expected<Decision> decide(const PolicyInput& input,
                                         const PolicyOptions& options = {});
 
-// Decides the move to the balancer's plan on `kept` alone, ascending, at any cost, because the
+// Returns the move to the balancer's plan on `kept` alone, ascending, at any cost, because the
 // other ranks leave. A schedule kind that does not run on these ranks becomes 1F1B. Returns
 // kInfeasible if no such plan fits the memory, and kBadInput as decide().
 [[nodiscard]] Expected<Decision> vacate(const PolicyInput& input, const std::vector<Rank>& kept,
                                         const PolicyOptions& options = {});
 
 // Returns the move to a plan for `input.cluster`, the ranks that are left after a loss.
-// `input.current` is the plan before. Its ranks may be others, so nothing is compared with it.
-// The plan is made quickly, by Balancer::kOptimal. It has the schedule kind before, or 1F1B if the
-// ranks have no plan of that kind. Returns kInfeasible if no such plan fits the memory, and
-// kBadInput as decide().
+// `input.current` is the plan before. It may have other ranks, so nothing is compared with it. The
+// plan is made quickly, by Balancer::kOptimal. It keeps the schedule kind, or has 1F1B if the ranks
+// have no plan of that kind. Returns kInfeasible if no such plan fits the memory, and kBadInput as
+// decide().
 [[nodiscard]] Expected<Decision> after_loss(const PolicyInput& input,
                                             const PolicyOptions& options = {});
 

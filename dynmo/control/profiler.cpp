@@ -12,9 +12,9 @@
 namespace dynmo::control {
 namespace {
 
-constexpr std::size_t kLongest = 8;     // lengths of the least window
+constexpr std::size_t kLongest = 8;     // multiple of the minimum window
 constexpr int kMeasuredAgain = 6;       // steps since a change
-constexpr std::size_t kLevelSteps = 3;  // whose median says how long steps take
+constexpr std::size_t kLevelSteps = 3;  // whose median is the duration of a step
 
 bool is_frozen(std::size_t layer, int frozen_layers) {
   return layer < static_cast<std::size_t>(frozen_layers);
@@ -25,7 +25,7 @@ double total_s(const cost::LayerTime& time, bool frozen) {
   return frozen ? time.forward_s : time.forward_s + time.input_gradient_s + time.weight_gradient_s;
 }
 
-// The first of the newest `count` elements.
+// Returns the index of the first of the newest `count` elements.
 template <typename Range>
 std::size_t first_of_newest(const Range& range, std::size_t count) {
   return range.size() - std::min(range.size(), count);
@@ -156,7 +156,7 @@ void Profiler::note_overhead() {
   }
 }
 
-// Takes the window to the work of the step that comes into it.
+// Scales the window to the work of the step that is added.
 void Profiler::note_work(const std::vector<cost::LayerSample>& layers) {
   work_.resize(layers.size());
   std::vector<double> factors(layers.size(), 1.0);
@@ -185,8 +185,8 @@ void Profiler::note_work(const std::vector<cost::LayerSample>& layers) {
   noise_.scale(factors);
 }
 
-// Returns the layers' times without their updates. What is frozen now counts as if it had been: its
-// backward pass was no work that changed by itself.
+// Returns the layers' times without their updates. Layers that are frozen now have only forward
+// times in all steps, so that freezing does not look like a change.
 std::deque<LayerTimes> Profiler::times(int frozen_layers) const {
   std::deque<LayerTimes> steps;
   for (const Sample& sample : window_) {
@@ -199,7 +199,7 @@ std::deque<LayerTimes> Profiler::times(int frozen_layers) const {
   return steps;
 }
 
-// A change is measured again when there are 6 and 12 steps of it.
+// Finds a change. Also measures earlier ones again after 6 and 12 steps.
 std::optional<FoundChange> Profiler::find(int frozen_layers) {
   for (FoundChange& found : found_) {
     ++found.steps;
@@ -226,7 +226,7 @@ void Profiler::scale(Rank rank, double factor, std::int64_t steps) {
   }
 }
 
-// The parts of a changed layer's time are as they are in the newest steps.
+// Gives the parts of a changed layer's time the proportions of the newest steps.
 void Profiler::scale(const std::vector<double>& factors, int steps, int frozen_layers) {
   const auto older =
       static_cast<std::ptrdiff_t>(first_of_newest(window_, static_cast<std::size_t>(steps)));

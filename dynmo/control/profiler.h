@@ -47,23 +47,22 @@ class Profiler {
   // share of the mean rank's time.
   Profiler(cost::ModelCost known, int window, double relevant = 0.01);
 
-  // Adds a step. Layers are by LayerId, and `owners` are their ranks. Returns a change if the
-  // newest steps have other work. The first `frozen_layers` ran forward only, and are recorded as
-  // such.
+  // Adds a step. Layers are by LayerId, and `owners` are their ranks. The first `frozen_layers` ran
+  // forward only. Returns a change if the newest steps have other work than the older ones.
   std::optional<FoundChange> add(const std::vector<cost::LayerSample>& layers,
                                  const std::vector<Rank>& owners, const cost::StepSample& step = {},
                                  int frozen_layers = 0);
-  // Notes that the work of the layers changes from the next step on, with which the window starts
-  // again. The noise of the machine stays.
+  // Notes that the work of the layers changes with the next step. The window starts again with that
+  // step. The noise of the machine is kept.
   void restart() { outdated_ = true; }
-  // Multiplies the times of the rank's layers in the newest `steps` steps, as its speed is another
-  // one than was known.
+  // Multiplies the times of the rank's layers in the newest `steps` steps, because its speed
+  // differed from the known one.
   void scale(Rank rank, double factor, std::int64_t steps);
-  void forget_times();  // including noise; what is known of bytes stays
+  void forget_times();  // and noise; keeps known bytes
   // Returns names and bytes of the layers, with metered stashes.
   [[nodiscard]] const cost::ModelCost& known() const { return known_; }
-  // Replaces names and bytes, except for measured bytes of stashes and boundaries. If products take
-  // another time from now on, the window starts again with the next step.
+  // Replaces names and bytes, except for measured bytes of stashes and boundaries. If `known` has
+  // other product times, the window starts again with the next step.
   void know(cost::ModelCost known);
   // Returns known() with the first layers frozen.
   [[nodiscard]] cost::ModelCost known(int frozen_layers) const;
@@ -71,25 +70,24 @@ class Profiler {
   [[nodiscard]] std::vector<cost::Observation> observations() const;
   [[nodiscard]] int steps() const { return static_cast<int>(window_.size()); }  // in the window
 
-  // Returns `known` with the measured times. `known` has the frozen layers, all sizes and the time
-  // of products. A layer that trained in the window keeps its forward time. The effect of freezing
-  // is known without measuring, also when a layer trains again. Returns nullopt before the first
-  // step.
+  // Returns `known` with the measured times, or nullopt before the first step. `known` says which
+  // layers are frozen, and has all sizes and product times. Times of passes that its frozen layers
+  // do not run are 0. So freezing and unfreezing need no new measurement.
   [[nodiscard]] std::optional<cost::ModelCost> costs(cost::ModelCost known) const;
   [[nodiscard]] std::optional<cost::ModelCost> costs(int frozen_layers) const {
     return costs(known(frozen_layers));
   }
-  // Returns medians over the steps of the newest minimum window that measured the overhead. If none
-  // did, returns the newest measured value.
+  // Returns the overhead of a step. Each field is the median over the newest steps that measured
+  // it, as many as the minimum window. If none did, it is the last known value.
   [[nodiscard]] const cost::StepSample& overhead() const { return overhead_; }
   // Returns the relative standard deviation of a layer's own part of its cost in costs(), mean over
-  // the layers. It follows from the change of its share of its rank's forward time between
-  // consecutive steps under the same plan. A slowdown of all layers affects no decision.
+  // the layers. It is derived from the change of the layer's share of its rank's forward time
+  // between consecutive steps under the same plan. A slowdown of all layers does not count.
   [[nodiscard]] double relative_noise() const;
-  // Like relative_noise(), for the common part of a rank's layers (such as a processor with other
-  // load). It follows from the change of the ranks' sums. It is 0 for one rank.
+  // Like relative_noise(), for the common part of a rank's layers, which other load on its
+  // processor changes. It is derived from the change of the ranks' sums, and is 0 for one rank.
   [[nodiscard]] double rank_noise() const;
-  // Returns the newest counted work of each layer, 0 if it is not counted. Empty before the first
+  // Returns the newest counted work of each layer, 0 if not counted. Returns none before the first
   // step.
   [[nodiscard]] const std::vector<double>& work() const { return work_; }
   // Returns the relative standard deviation of the change of a layer's counted work between
@@ -160,8 +158,8 @@ class Profiler {
   [[nodiscard]] std::optional<FoundChange> find(int frozen_layers);
   // Scales all steps except the newest `steps`.
   void scale(const std::vector<double>& factors, int steps, int frozen_layers);
-  // Returns the std of a median over the steps / that of one step's value, over the layers. For a
-  // layer with a found change, only the steps since count.
+  // Returns the std of a median over the window / that of one step's value, over the layers. For a
+  // layer with a found change, only the steps since then count.
   [[nodiscard]] double median_error(bool of_ranks) const;
 
   cost::ModelCost known_;

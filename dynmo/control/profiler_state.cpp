@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A profiler that changes hands: other numbers of ranks, and what a rank that comes new is given.
+// Renumbers the ranks of a profiler, and writes and reads its state for new ranks.
 #include <set>
 #include <utility>
 

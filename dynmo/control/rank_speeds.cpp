@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kSpeedWindow = 24;  // steps
 constexpr std::size_t kUsualSteps = 8;    // that show what is usual
 constexpr std::size_t kSlowSteps = 4;     // a burst of 3 steps is no change
-constexpr std::size_t kMovedSteps = 3;    // find_change() knows a layer's change as soon
+constexpr std::size_t kMovedSteps = 3;    // as for a layer in find_change()
 constexpr std::size_t kSpeedLayers = 2;
 constexpr double kSpeedDeviations = 6;
 constexpr double kAlikeShare = 0.35;     // difference of layers, as a share of the common change
@@ -32,10 +32,10 @@ bool ends(double factor, double change) {
   return factor > 1 && std::abs(std::log(factor) + change) < std::min(-change, kLeastSlow) / 2;
 }
 
-// A rank that has left the group, but computed some of the steps in the window.
+// Returns whether a rank has left the group, though it computed some steps of the window.
 bool is_lost(Rank rank) { return rank < Rank(0); }
 
-// A layer's forward passes, or its weight gradients. Values are by step, logarithms against the
+// A layer's forward passes, or its weight gradients. Values are by step: logarithms relative to the
 // median of the older steps.
 struct Part {
   std::size_t layer = 0;
@@ -44,7 +44,7 @@ struct Part {
   double noise = 0;                               // standard deviation of one older rate
 };
 
-// The newest steps against the older ones.
+// Compares the newest steps with the older ones.
 class Evidence {
  public:
   Evidence(const std::deque<RankSpeeds::Step>& steps, std::size_t newest)
@@ -56,7 +56,8 @@ class Evidence {
     for (std::size_t t = 0; t < steps.size(); ++t) add_levels(t);
   }
 
-  // Returns the change in the newest steps that all these layers share. 0: none, or a smaller one.
+  // Returns the change that all these layers share in the newest steps, or 0 if none reaches
+  // `least`.
   double shared(const std::set<std::size_t>& layers, double least) const {
     std::vector<double> rates;
     std::vector<double> wholes;
@@ -105,10 +106,10 @@ class Evidence {
     return count;
   }
 
-  // Median over the newest steps.
+  // Returns the median level over the newest steps.
   double level(Rank rank) const { return median(levels_of(rank, older_, steps_.size())); }
 
-  // The layers that are timed.
+  // Returns the layers that are timed.
   std::set<std::size_t> layers() const {
     std::set<std::size_t> result;
     for (const Part& part : parts_) result.insert(part.layer);
@@ -116,13 +117,15 @@ class Evidence {
   }
 
  private:
-  // A rank is not slow because the others have less work.
+  // Returns a rank's change relative to the common one. A rank is not slow because the others have
+  // less work.
   static double relative(double value, double common) {
     if (common >= 0) return value - common;
     return value < 0 ? std::min(0.0, value - common) : value;
   }
 
-  // The standard error of the difference between medians of the newest and the older steps.
+  // Returns the standard error of the difference between the medians of the newest and the older
+  // steps.
   double error(double noise) const {
     const auto newest = static_cast<double>(steps_.size() - older_);
     return kMedianPerMeanError * noise * std::sqrt(1 / newest + 1 / static_cast<double>(older_));
@@ -290,7 +293,7 @@ void RankSpeeds::learn_from_moves() {
     const double change = evidence.shared(layers, std::min(refuted, kLeastSlow));
     if (change == 0 || (change > 0 && (slowness == 1 || change < refuted))) continue;
     if (change < 0 && (-change < kLeastSlow || layers.size() < kSpeedLayers)) continue;
-    // Layers that stay have not changed with them.
+    // The layers that stayed on the rank must not have changed, too.
     const double of_rest = evidence.level(rank);
     if (std::abs(of_rest) > std::abs(change) / 2) continue;
     set(rank, slowness * std::exp(-change), window_.size());
@@ -358,7 +361,7 @@ cost::Cluster RankSpeeds::slowed(cost::Cluster ranks) const {
   return ranks;
 }
 
-// Lost ranks get negative numbers.
+// Lost ranks get negative numbers, so that their steps in the window stay separate.
 void RankSpeeds::ranks_changed(const std::vector<std::optional<Rank>>& before) {
   std::map<Rank, Rank> now;
   std::map<Rank, double> factors;

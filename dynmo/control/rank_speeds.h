@@ -3,20 +3,20 @@
 
 // Separates slow ranks from expensive layers: a hot or shared core, a failing card. The time of a
 // layer is its work x the factor of its rank. The controller gives the profiler times at full
-// speed, and plans for ranks of these speeds. So a slow rank's layers do not look expensive where
-// they are, and cheap where they go.
+// speed, and plans for ranks of these speeds. So the layers of a slow rank do not look expensive on
+// it, and cheap on another rank.
 //
-// A rank has become slow if, in each of the newest 4 steps, all its layers take longer by one
-// factor than in the older ones. It must hold for forward passes and for weight gradients, per unit
-// of counted work and in all, relative to the other ranks, and beyond the noise. Sources change
-// layers in other ways: by their own factors, announced or counted, or on several ranks. The same
-// test finds that a slow rank has become faster. No rank is faster than a factor of 1: that is less
-// work.
+// A rank has become slow if all its layers take longer by one factor, in each of the newest 4
+// steps, than in older ones. This must hold for forward passes and for weight gradients, and for
+// times per unit of counted work and in total. Times are relative to the other ranks, and the
+// factor must exceed the noise. Sources change layers in other ways: by their own factors,
+// announced or counted, or on several ranks. The same test finds that a slow rank has become
+// faster. A factor is never below 1: a faster rank has less work.
 //
-// Layers that move are the second evidence, after 3 steps elsewhere. If those that have left a rank
-// all become faster by one factor, the rank was slow before. If those that have left a slow rank
-// take as long elsewhere, the work has grown, and the rank is not slow. If those that have come to
-// a slow rank take as long as before, it is fast again.
+// Moved layers are the second evidence, after 3 steps on their new rank. If all layers that have
+// left a rank become faster by one factor, the rank was slow before. If those that have left a slow
+// rank take the same time elsewhere, their work has grown, and the rank is not slow. If those that
+// have come to a slow rank take the same time as before, it is fast again.
 
 #include <cstdint>
 #include <deque>
@@ -33,11 +33,10 @@ namespace dynmo::control {
 struct SpeedChange {
   Rank rank;
   double before = 1;         // time of a layer / its time at full speed
-  double factor = 1;         // the same from now on
+  double factor = 1;         // the ratio from now on
   std::int64_t steps = 0;    // since the change, the newest step included
   std::int64_t samples = 0;  // observations since the change
 
-  // Lists the fields for state_json_impl.h.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit) {
     visit("rank", self.rank);
@@ -52,8 +51,8 @@ struct SpeedChange {
 // for bit.
 class RankSpeeds {
  public:
-  // Adds a step, which stands for `steps`. `layers` are by LayerId, and `owners` their ranks.
-  // Returns the ranks whose factors have changed.
+  // Adds an observation, which stands for `steps` steps. `layers` are by LayerId, and `owners`
+  // their ranks. Returns the ranks whose factors have changed.
   const std::vector<SpeedChange>& add(const std::vector<cost::LayerSample>& layers,
                                       const std::vector<Rank>& owners, std::int64_t steps = 1);
   // Returns what the newest add() has returned.
@@ -63,7 +62,8 @@ class RankSpeeds {
   void restart();
   // Forgets all times. The factors stay.
   void forget_times();
-  // Scales all steps except the newest `steps`: the layers have other work since.
+  // Multiplies the times of all steps except the newest `steps` by `factors`, by layer, because the
+  // work has changed since.
   void scale(const std::vector<double>& factors, int steps);
 
   // Returns the times that the layers would have taken at full speed.
@@ -97,7 +97,7 @@ class RankSpeeds {
     visit("window", self.window_);
     visit("factors", self.factors_);
   }
-  // Returns whether a restored state is one of `layers` layers.
+  // Returns whether a restored state has `layers` layers.
   [[nodiscard]] bool fits(std::size_t layers) const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Writes a controller's state as JSON and reads it back. A struct lists its fields once:
+// Writes a controller's state as JSON and reads it. A struct lists its fields once:
 //
 //   template <typename Self, typename Visit>
 //   static void fields(Self& self, Visit visit) { visit("name", self.name); ... }

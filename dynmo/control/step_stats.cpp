@@ -25,7 +25,7 @@ StepStats step_stats(std::span<const RankFigures> ranks) {
     }
     return found;
   };
-  // That of the others has their waiting in it.
+  // The values of other ranks include their waiting.
   stats.overhead.overhead_s = least(&RankFigures::overhead_s);
   stats.overhead.reduction_bytes_per_s = least(&RankFigures::reduction_bytes_per_s);
   double seconds = 0;

@@ -16,20 +16,21 @@ namespace dynmo::control {
 // The measurements of one rank in a step, for all ranks.
 struct RankFigures {
   double busy_s = 0;
-  double overhead_s = 0;  // of the previous step, except for its schedule and update
+  double overhead_s = 0;  // of the previous step, without its schedule and update
   double plan_s = 0;
   double migrate_s = 0;
-  double action_overhead_s = 0;  // of its actions, except for layers and waiting
+  double action_overhead_s = 0;  // of its actions, without layers and waiting
   double actions = 0;
   // This value and the next are 0 if this rank has not measured them.
   double message_s = 0;
   double reduction_bytes_per_s = 0;
 };
 
-// Figures of all ranks.
+// The figures of a step, combined over the ranks. `overhead_s` and the reduction's bandwidth are
+// minima. `action_s` is the mean over all actions, and `message_s` that of the ranks.
 struct StepStats {
   cost::StepSample overhead;
-  double plan_s = 0;  // largest of any rank
+  double plan_s = 0;  // here and below the maximum
   double migrate_s = 0;
   friend bool operator==(const StepStats&, const StepStats&) = default;
 };
