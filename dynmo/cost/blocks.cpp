@@ -15,7 +15,7 @@ bool is_slice(std::string_view name) {
   return name.starts_with("head.") && name.find(" of ") != std::string_view::npos;
 }
 
-// Leaves out what does not run of a frozen part in a block that is not frozen.
+// Leaves out the passes that a frozen part does not run, in a block that is not frozen.
 LayerCost part_of_trained(LayerCost part, bool in_frozen_prefix) {
   if (!part.frozen) return part;
   part.backward_weight_s = part.update_s = 0;
@@ -40,7 +40,7 @@ void add(LayerCost& sum, const LayerCost& part) {
   sum.boundary_bytes = part.boundary_bytes;
 }
 
-// The sum of the parts; the first `frozen_prefix` of them are in the model's frozen prefix.
+// Returns the sum of the parts. The first `frozen_prefix` of them are in the model's frozen prefix.
 LayerCost joined(std::span<const LayerCost> parts, int frozen_prefix) {
   if (parts.size() == 1) return parts.front();
   const bool frozen = std::ranges::all_of(parts, &LayerCost::frozen);

@@ -69,7 +69,7 @@ class BlockReader {
     }
   }
 
-  // hidden / heads, which must be whole, unless the config says otherwise.
+  // Returns the config's head size, or hidden / heads, which must be whole.
   std::int64_t head_size() {
     const std::string key = keys_.first_of({"attention_head_dim", "head_dim"});
     if (keys_.has(key)) return keys_.size(key);
@@ -84,7 +84,7 @@ class BlockReader {
   bool has_experts() {
     if (!row_.has(kExperts)) return false;
     if (row_.has(kScaledRouter) && !keys_.flag("enable_moe_block", false)) {
-      (void)keys_.has("num_experts");  // as good as absent
+      (void)keys_.has("num_experts");  // without effect, so counted as read
       return false;
     }
     if (!row_.has(kSingles)) return true;
@@ -220,7 +220,7 @@ class BlockReader {
     return grouped(kind, window);
   }
 
-  // A number of sparse_attention_config.
+  // Returns a number of sparse_attention_config.
   double sparse_number(const char* key) {
     const Json* sparse = keys_.find("sparse_attention_config");
     const auto found = sparse->find(key);
@@ -360,7 +360,7 @@ class BlockReader {
                              .kernel_bias = keys_.flag("use_conv_bias", true)});
   }
 
-  // Nemotron-NAS: blocks without attention, and MLPs of unlike widths.
+  // Reads Nemotron-NAS: blocks without attention, and MLPs of different widths.
   void read_block_list() {
     const Json* list = keys_.find("block_configs");
     if (list == nullptr || !list->is_array() ||
@@ -411,7 +411,7 @@ class BlockReader {
     if (shape_.halves.empty()) keys_.fail("block_configs", "has neither attention nor MLP");
   }
 
-  // DeepSeek-V4: attention to a window and to compressed keys, several residual streams.
+  // Reads DeepSeek-V4: attention to a window and to compressed keys, several residual streams.
   void read_streams() {
     const std::vector<std::int64_t> ratios = compressions(keys_, shape_.blocks);
     const std::int64_t streams = keys_.size("hc_mult");

@@ -170,7 +170,7 @@ void ConfigKeys::refuse_unread(std::string_view type) {
 
 Expected<void> ConfigKeys::finish() {
   if (kept_.is_object()) {
-    for (const auto& [key, value] : kept_.items()) object_.ignore(key);  // their file, their keys
+    for (const auto& [key, value] : kept_.items()) object_.ignore(key);  // foreign keys are allowed
   }
   return object_.finish();
 }

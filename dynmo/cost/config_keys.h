@@ -2,7 +2,7 @@
 #pragma once
 
 // The keys of a config.json, with the names and the defaults of its family. The keys that were read
-// are recorded. So a key that would change the shape and that nothing read can be refused.
+// are recorded, so that refuse_unread() finds keys that would change the shape but were not read.
 
 #include <cstdint>
 #include <initializer_list>

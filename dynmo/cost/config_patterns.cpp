@@ -10,7 +10,7 @@
 namespace dynmo::cost {
 namespace {
 
-// Numbers of blocks, as a list or as text with commas.
+// Reads numbers of blocks, from a list or from text with commas.
 std::vector<std::int64_t> numbers(ConfigKeys& keys, const std::string& key) {
   std::vector<std::int64_t> values;
   const Json* found = keys.find(key);
@@ -29,7 +29,7 @@ std::vector<std::int64_t> numbers(ConfigKeys& keys, const std::string& key) {
   return values;
 }
 
-// MiniMax-M3: some blocks choose keys with an indexer.
+// Marks the blocks of MiniMax-M3 that choose keys with an indexer.
 void mark_sparse_attention(ConfigKeys& keys, const Json& sparse, std::vector<std::string>& kinds) {
   const auto flags = sparse.is_object() ? sparse.find("sparse_attention_freq") : sparse.end();
   if (flags == sparse.end() || !flags->is_array() || flags->size() < kinds.size()) {

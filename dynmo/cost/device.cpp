@@ -14,8 +14,8 @@ namespace dynmo::cost {
 namespace {
 
 // Links of an eight-GPU machine with one 400 Gb/s (A100: 200 Gb/s) network card for each GPU, as in
-// the vendor's DGX systems. Latencies of about a kernel launch and of one InfiniBand message are
-// assumptions; measure yours where they matter.
+// the vendor's DGX systems. The latencies, about a kernel launch and one InfiniBand message, are
+// assumptions.
 constexpr double kLaunch = 5e-6;
 constexpr double kMessage = 10e-6;
 

@@ -9,7 +9,7 @@
 namespace dynmo::cost {
 namespace {
 
-// In the order of the enumerators.
+// Returns the names in the order of the enumerators.
 const std::vector<std::string>& family_names() {
   static const std::vector<std::string> kNames = {"llama", "gpt2"};
   return kNames;

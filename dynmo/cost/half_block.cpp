@@ -4,7 +4,8 @@
 namespace dynmo::cost {
 namespace {
 
-// A half block with its norms: the stash has the inputs of the first norm and of the first product.
+// Returns a half block with its norms. Its stash has the inputs of the first norm and of the first
+// product.
 HalfBlock with_norms(LayerKind kind, std::string name, const BlockNorms& norms) {
   const double weights = norms.hidden * (norms.biases ? 2 : 1);
   HalfBlock half;
@@ -16,8 +17,8 @@ HalfBlock with_norms(LayerKind kind, std::string name, const BlockNorms& norms) 
   return half;
 }
 
-// Returns the tensors that an MLP keeps and moves by its width: input and output of the activation
-// function. The gated kind has two inputs.
+// Returns the number of tensors of the MLP's width that it keeps and moves: inputs and output of
+// the activation function. A gated one has two inputs.
 double mlp_tensors(bool gated) { return gated ? 3 : 2; }
 
 void add_mlp(HalfBlock& half, double hidden, double width, bool gated, bool biases) {
@@ -28,7 +29,7 @@ void add_mlp(HalfBlock& half, double hidden, double width, bool gated, bool bias
   half.moved += mlp_tensors(gated) * width;
 }
 
-// Scores of all earlier tokens, for the choice of those that the attention takes.
+// Adds an indexer's scores of all earlier tokens, by which attention chooses some of them.
 void add_index_core(HalfBlock& half, double heads, double size) {
   half.kept += (heads + 1) * size;
   half.cores.push_back({.heads = heads, .query_size = size});
@@ -206,8 +207,8 @@ HalfBlock mlp_half(const MlpShape& shape) {
   return half;
 }
 
-// No token is dropped. Rows are copied to their experts and their outputs back; the output of each
-// expert is kept for the gradient of its gate.
+// No token is dropped. Rows are copied to their experts, and the outputs back. Each expert's output
+// is kept for the gradient of its gate.
 HalfBlock moe_half(const MoeShape& shape) {
   constexpr double kFloat = 4;  // bytes: gates are float32
   constexpr double kIndex = 8;

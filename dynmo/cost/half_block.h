@@ -34,12 +34,13 @@ struct HalfBlock {
   double scan_flops = 0;  // recurrences, in chunks: FLOPs of F
   double kept = 0;        // elements of the stash
   double kept_bytes = 0;  // the stash that does not depend on the size of an element
-  double moved = 0;       // elements beside those of the first norm and the residual sum
+  double moved = 0;       // elements read or written, beside the first norm and residual sum
   std::vector<AttentionCore> cores;
   friend bool operator==(const HalfBlock&, const HalfBlock&) = default;
 
   void multiply(double in, double out, bool bias = false);
-  // Adds a norm within the half block: its weights, its input in the stash, read and written.
+  // Adds a norm within the half block, with `weights` weights. Its input of `width` elements is
+  // kept, and read and written once.
   void norm(double width, double weights);
 };
 

@@ -15,7 +15,7 @@
 namespace dynmo::cost {
 namespace {
 
-// The object that describes the text model: the file, or the part of one with several models.
+// The object that describes the text model: the whole file, or a part if it has several models.
 struct TextModel {
   const Json* json = nullptr;
   std::string pointer;
@@ -32,7 +32,7 @@ TextModel text_model_of(const Json& json) {
   return {.json = &json, .pointer = "", .nested = false};
 }
 
-// The row of the text model's type; a part without a type has that of the file.
+// Returns the row of the text model's type. A part without a type has that of the file.
 Expected<const FamilyRow*> family_of(const Json& json, const TextModel& text,
                                      std::string_view origin, std::string& type) {
   const auto own = text.json->find("model_type");
@@ -55,7 +55,7 @@ bool is_class_of(const FamilyRow& row, std::string_view name) {
   return std::find(row.classes.begin(), row.classes.end(), name) != row.classes.end();
 }
 
-// Other classes under a known type have no head for the vocabulary, or layers of their own.
+// Refuses other classes of a known type. They have no head for the vocabulary, or other layers.
 Expected<void> check_classes(const Json& json, const FamilyRow& row, std::string_view origin,
                              const std::string& pointer, bool wrapper) {
   const auto refuse = [&](const std::string& place, const std::string& name) {
@@ -75,7 +75,7 @@ Expected<void> check_classes(const Json& json, const FamilyRow& row, std::string
     }
     return {};
   }
-  // Code of its own, by the class that it names.
+  // The file may name a class of its own code.
   const auto code = json.find("auto_map");
   if (code == json.end() || !code->is_object()) return {};
   const auto model = code->find("AutoModelForCausalLM");
@@ -91,7 +91,7 @@ bool is_set(const Json& json, const char* key) {
   return found != json.end() && !found->is_null() && *found != 0 && *found != false;
 }
 
-// Adds what a plan leaves out, and what it takes for something else.
+// Adds notes on parts that a plan leaves out or approximates.
 void add_notes(const Json& json, const TextModel& text, TransformerShape& shape) {
   for (const Json* part : {&json, text.json}) {
     if (!is_set(*part, "quantization_config")) continue;
@@ -112,7 +112,7 @@ void add_notes(const Json& json, const TextModel& text, TransformerShape& shape)
   }
 }
 
-// The literals of Python's json module that are not JSON, as text.
+// Puts the literals of Python's json module that are not JSON into quotes.
 std::string with_quoted_literals(std::string_view text) {
   std::string out;
   bool in_string = false;
@@ -162,7 +162,7 @@ Expected<TransformerShape> parse_config(const Json& json, std::string_view origi
   if (text.nested) DYNMO_TRY(check_classes(*text.json, *row, origin, text.pointer, true));
   DYNMO_TRY(validate(shape));
   add_notes(json, text, shape);
-  // Plain blocks are what the fields say.
+  // Half blocks that follow from the fields need no list.
   TransformerShape plain = shape;
   plain.halves.clear();
   if (half_blocks(plain) == shape.halves) shape.halves.clear();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The cost of one layer is measured by the profiler, derived by a load model, or read from a
-// profile. The planner and the simulator know a model only as a list of these.
+// The cost of one layer, measured by the profiler, derived by a load model, or read from a profile.
+// The planner and the simulator know a model only as a list of these.
 
 #include <string>
 #include <vector>

@@ -14,7 +14,8 @@
 namespace dynmo::cost {
 
 // Seconds of one layer for one micro-batch, on its device. A fused B counts as its two halves.
-// Reading the tokens counts to the first layer's forward, the targets to the last one's.
+// Reading the tokens is part of the first layer's forward pass, reading the targets of the last
+// one's.
 struct LayerTime {
   double forward_s = 0;
   double input_gradient_s = 0;
@@ -55,7 +56,7 @@ struct LayerSample {
 // The overhead of a step outside its layers, as all ranks agreed on it.
 struct StepSample {
   std::optional<double> overhead_s;  // after the schedule, without the update: minimum of all ranks
-  std::optional<double> action_s;    // of an action without waiting: mean over all of all ranks
+  std::optional<double> action_s;    // of an action without waiting: mean over all actions
   std::optional<double> message_s;   // of a message to the next rank after both ends are posted
   std::optional<double> reduction_bytes_per_s;  // of a ring over the replicas
   friend bool operator==(const StepSample&, const StepSample&) = default;

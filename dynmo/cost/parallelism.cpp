@@ -15,7 +15,7 @@ Expected<void> check_part(std::string_view field, std::int64_t value, std::int64
                     value, most, why);
 }
 
-// The part of each of `devices`.
+// Returns the part of the work on each of `devices`.
 LayerWork divided(LayerWork work, double devices) {
   for (double* amount : {&work.matrix_flops, &work.core_flops, &work.moved_bytes, &work.parameters,
                          &work.copied_parameters, &work.product_parameters, &work.activation_bytes,
@@ -25,8 +25,8 @@ LayerWork divided(LayerWork work, double devices) {
   return work;
 }
 
-// A half block gathers its tokens and scatters the sums, forward and backward. The embedding only
-// scatters them, and the head only gathers.
+// Adds the time of collectives. A half block gathers its tokens and scatters the sums, forward and
+// backward. The embedding only scatters them, and the head only gathers.
 void add_collectives(LayerCost& cost, LayerKind kind, double collective_s) {
   if (kind == LayerKind::kEmbedding) {
     cost.forward_s += collective_s;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Analytic costs of a rank that consists of several devices, and of optimizer state that replicas
-// share.
+// Analytic costs if a rank has several devices, or if replicas divide the optimizer's state.
 
 #include <cstdint>
 #include <vector>
@@ -29,7 +28,7 @@ struct Parallelism {
 [[nodiscard]] Expected<void> validate(const Parallelism& parallelism, const Device& device);
 
 // Returns the costs of layers at the utilization of the device. Bytes are those of one device of
-// the rank. `hidden_bytes` has the values between two half blocks for one micro-batch, of all
+// the rank. `hidden_bytes` are the bytes between two half blocks for one micro-batch, of all
 // devices. Returns the errors of layer_costs() and validate().
 [[nodiscard]] Expected<ModelCost> parallel_costs(const std::vector<LayerWork>& work,
                                                  double hidden_bytes, const Device& device,

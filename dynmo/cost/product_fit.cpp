@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kTerms = 3;
 using Terms = std::array<double, kTerms>;
 
-// A block that is cut off at the edge of the matrix is a segment, too.
+// Returns the number of blocks. One that the edge of the matrix cuts off counts, too.
 std::int64_t blocks(std::int64_t size) { return (size + kSegment - 1) / kSegment; }
 
 // Returns the expected number of segments of a row with `places` places.
@@ -30,7 +30,7 @@ double expected_segments(double density, std::int64_t places) {
   return static_cast<double>(whole) * occupied(kSegment) + occupied(places % kSegment);
 }
 
-// Terms of a point whose sum, each with its coefficient, is 1 where there is no error.
+// Returns the terms of a point. Their sum, weighted by the coefficients, is 1 if the fit is exact.
 Terms relative(const ProductPoint& point) {
   return {1 / point.time, point.left.weights / point.time, point.left.segments / point.time};
 }
@@ -96,7 +96,7 @@ ProductFit fit_products(std::span<const ProductPoint> points) {
     DYNMO_CHECK(point.time > 0, "times above 0, got {}", point.time);
     terms.push_back(relative(point));
   }
-  constexpr double kRounding = 1e-20;  // equally good, so that choices with the front terms win
+  constexpr double kRounding = 1e-20;  // so that among equal fits the first one stays
   ProductFit best;
   double least = std::numeric_limits<double>::infinity();
   for (unsigned choice = 1; choice < 1U << kTerms; ++choice) {

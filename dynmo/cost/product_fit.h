@@ -57,8 +57,8 @@ struct ProductPoint {
 };
 
 // Returns the coefficients with the least sum of squares of relative errors, none below 0. If the
-// points do not separate two terms (all have the same share of segments), the earlier coefficient
-// accounts for both. The same points give the same bits. Requires a point.
+// points do not separate two terms (all have the same share of segments), the first of the two
+// coefficients accounts for both. The same points give the same bits. Requires at least one point.
 [[nodiscard]] ProductFit fit_products(std::span<const ProductPoint> points);
 
 }  // namespace dynmo::cost

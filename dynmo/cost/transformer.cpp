@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxSize = std::int64_t{1} << 30;
 constexpr double kCausal = 0.5;  // share of the score matrix below the diagonal
 constexpr double kFloat = 4;     // losses, routers and log-sum-exps are kept in float32
 
-// The shape as doubles, which products of large sizes do not overflow.
+// The shape as doubles, because products of large sizes would overflow integers.
 struct Sizes {
   Sizes(const TransformerShape& shape, double bytes_per_element)
       : tokens(static_cast<double>(shape.tokens())),
@@ -31,7 +31,8 @@ struct Sizes {
   double mask;     // bytes an element of a dropout mask
 
   [[nodiscard]] double hidden_bytes() const { return tokens * hidden * element; }
-  // Norm (read, write) and residual sum (two read, one written), with its dropout mask.
+  // Returns the bytes moved by a norm (read, write) and the residual sum (two read, one written)
+  // with its dropout mask.
   [[nodiscard]] double norm_and_residual() const {
     return 5 * hidden_bytes() + mask * tokens * hidden;
   }
@@ -53,7 +54,8 @@ LayerWork embedding(const TransformerShape& shape, const Sizes& n) {
   return work;
 }
 
-// Tokens that a token attends to, on average: itself and those before it, at most the window.
+// Returns the mean number of tokens that a token attends to: itself and earlier ones, at most the
+// window.
 double mean_keys(const AttentionCore& core, const Sizes& n) {
   if (core.window <= 0 || core.window >= n.sequence) return kCausal * n.sequence;
   return core.window * (1 - kCausal * core.window / n.sequence);
@@ -77,12 +79,12 @@ void add_core(const AttentionCore& core, const TransformerShape& shape, const Si
   }
 }
 
-// All experts are on one device.
+// Returns the work of a half block, with all experts on one device.
 LayerWork work_of(const HalfBlock& half, const TransformerShape& shape, const Sizes& n) {
   LayerWork work;
   work.name = fmt::format("blocks.{}.{}", half.block, half.name);
   work.kind = half.kind;
-  // Experts that some token visits, at most: enough tokens visit all of them.
+  // At most the experts that some token visits.
   work.product_parameters =
       half.matrices + half.expert * std::min(half.experts, n.tokens * half.chosen);
   work.matrix_flops = 2 * n.tokens * (half.matrices + half.chosen * half.expert);
@@ -95,8 +97,9 @@ LayerWork work_of(const HalfBlock& half, const TransformerShape& shape, const Si
   return work;
 }
 
-// Logits are kept as the product writes them and as float32 probabilities for the loss. Every slice
-// reads the normed values and adds to their gradient.
+// Returns the work of a slice of the head. Logits are kept as the product writes them, and as
+// float32 probabilities for the loss. Every slice reads the normed values and adds to their
+// gradient.
 LayerWork head(const TransformerShape& shape, const Sizes& n, std::int64_t slice) {
   constexpr double kCarried = 2 * kFloat;  // bytes a token
   const HeadRows rows = head_rows(shape.vocabulary, shape.head_slices, slice);
@@ -217,7 +220,7 @@ LayerCost layer_cost(const LayerWork& work, const Device& device) {
   const double bandwidth = device.bandwidth_bytes_per_s * device.bandwidth_efficiency;
   const double moved = work.moved_bytes / bandwidth;
   const double read = work.product_parameters * device.bytes_per_parameter / bandwidth;
-  // W reads and writes the gradient it adds to.
+  // W reads and writes the gradient to which it adds.
   const double accumulated = work.product_parameters * 2 * device.bytes_per_gradient / bandwidth;
   constexpr double kBackwardMoved = 1.5;
 

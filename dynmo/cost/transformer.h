@@ -45,7 +45,7 @@ struct TransformerShape : DecoderShape {
   [[nodiscard]] std::int64_t tokens() const { return sequence * micro_batch_size; }
 };
 
-// Returns the shape of `with_defaults` of the sizes, with the other properties of the architecture.
+// Returns the shape with the sizes of with_defaults() and the other properties of the architecture.
 // Layers are those of GPT or Llama. Mixtral has 8 experts, of which a token visits 2.
 [[nodiscard]] TransformerShape transformer_shape(const DecoderShape& sizes,
                                                  Architecture architecture);
@@ -69,7 +69,7 @@ struct LayerWork {
   double core_backward = 2;  // 2.5 if the scores are computed again (fused); not in W
   // Bytes read and written by memory-bound kernels: norms, activation functions, residuals, the
   // loss. They count once in F and one and a half times in I. Those of the embedding count in W,
-  // its whole backward.
+  // which is its whole backward pass.
   double moved_bytes = 0;
   double parameters = 0;          // counted once in the model
   double copied_parameters = 0;   // of another layer, also held here: the tied head's matrix
@@ -100,7 +100,7 @@ struct LayerWork {
 [[nodiscard]] Expected<ModelCost> layer_costs(const std::vector<LayerWork>& work,
                                               const Device& device);
 
-// Returns the costs at a device's utilization: all times are longer by 1 / utilization.
+// Returns the costs with all times divided by the device's utilization.
 [[nodiscard]] ModelCost at_utilization(ModelCost model, const Device& device);
 
 // Returns the costs of all layers of a shape on a device, at the speed of its kernels. Elements
