@@ -7,7 +7,7 @@
 namespace dynmo::data {
 namespace {
 
-// Unicode's white space.
+// The white space of Unicode.
 constexpr std::array<std::string_view, 25> kWhiteSpace = {
     "\t",           "\n",           "\v",           "\f",           "\r",           " ",
     "\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81", "\xE2\x80\x82",

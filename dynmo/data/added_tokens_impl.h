@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Finds the `added_tokens` of a tokenizer.json in a text, before anything else cuts it.
+// Finds the `added_tokens` of a tokenizer.json in a text, before any other step cuts it.
 
 #include <array>
 #include <cstdint>
@@ -23,13 +23,13 @@ struct AddedToken {
 // Immutable: any number of threads may use one.
 class AddedTokens {
  public:
-  // Tokens without content are never found.
+  // Holds the tokens. Those without content are never found.
   explicit AddedTokens(std::vector<AddedToken> tokens);
   AddedTokens(AddedTokens&&) = default;
   AddedTokens& operator=(AddedTokens&&) = default;
 
-  // Calls `take_text` for what lies between tokens and `take_token` for tokens, in order. Of tokens
-  // that begin at one place the longest is taken.
+  // Calls `take_token` for each token and `take_text` for the text between them, in order. If
+  // several tokens begin at one place, the longest is taken.
   void split(std::string_view text, const std::function<void(std::string_view)>& take_text,
              const std::function<void(std::int32_t)>& take_token) const;
 

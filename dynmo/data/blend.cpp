@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t kBlendStream = 3;
 constexpr int kShareDigits = 9;  // behind the point
 
-// The number of 1e-9, or nullopt.
+// Parses a share, in units of 1e-9, or returns nullopt.
 std::optional<std::int64_t> parse_share(std::string_view text) {
   std::int64_t value = 0;
   int behind = -1;  // the point
@@ -79,8 +79,8 @@ Blend::Blend(std::vector<std::int64_t> weights) : weights_(std::move(weights)) {
                   period <= kMaxBlendPeriod,
               "1 to {} weights above 0 of a sum of at most {}, got {} of {}", kMaxBlendParts,
               kMaxBlendPeriod, weights_.size(), period);
-  // A set may come if it is behind its share by 1 / scale samples. Of those, the one comes that
-  // would first be too far behind. Values are whole multiples of 1 / (scale x period).
+  // A set is eligible if it is behind its share by 1 / scale samples. The eligible set that would
+  // first be too far behind is next. Values are whole multiples of 1 / (scale x period).
   const std::int64_t scale = std::max<std::int64_t>(2 * std::ssize(weights_) - 2, 1);
   std::vector<std::int64_t> count(weights_.size(), 0);
   for (std::int64_t n = 1; n <= period; ++n) {

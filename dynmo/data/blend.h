@@ -27,9 +27,9 @@ inline constexpr std::size_t kMaxBlendParts = 64;
 // key data.blend, for anything else, or if the sum of the weights is above kMaxBlendPeriod.
 [[nodiscard]] Expected<std::vector<BlendPart>> parse_blend(std::span<const std::string> texts);
 
-// The order of the sets. Every prefix of the samples has the shares to less than one sample of each
-// set. (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.) It repeats
-// after a period of as many samples as the sum of the weights.
+// The order of the sets. In every prefix of the samples, each set differs from its share by less
+// than one sample. (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.)
+// The order has a period, in samples, of the sum of the weights.
 //
 // A value. Any number of threads may use it.
 class Blend {
@@ -60,8 +60,8 @@ class BlendedSampler {
   [[nodiscard]] std::int64_t sequence() const { return samplers_.front().sequence(); }
   // Copies the T + 1 tokens of sample `index`, like Sampler::sample().
   void sample(std::int64_t index, std::span<std::int64_t> tokens) const;
-  // Returns a digest of all sets (TokenShards::fingerprint) and their weights. That of one set is
-  // its own.
+  // Returns a digest of all sets (TokenShards::fingerprint) and their weights. A blend of one set
+  // has the set's own.
   [[nodiscard]] Digest fingerprint() const;
 
  private:

@@ -16,7 +16,7 @@ constexpr std::size_t kLinesBytes = std::size_t{1} << 20;
 constexpr std::string_view kBlank = " \t\r\n";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-// Whether a line is an object with the text of a document.
+// Returns whether a line is an object with the text of a document.
 bool has_document(std::string_view line, const std::string& text_key) {
   const auto json = parse_json(line, "");
   if (!json || !json->is_object()) return false;
@@ -24,7 +24,7 @@ bool has_document(std::string_view line, const std::string& text_key) {
   return text != json->end() && text->is_string();
 }
 
-// Why `text`, all of a file, is no text; "" if it is.
+// Returns why `text`, the content of a file, is no text, or "" if it is.
 std::string why_no_text(std::string_view text) {
   if (is_pointer_file(text)) return known_content(text);
   TextCheck check;
@@ -80,7 +80,7 @@ Expected<bool> BlockReader::open() {
   return false;
 }
 
-// Looks at the name, then at the first line, and goes back to the beginning.
+// Decides by the name, then by the first line, and goes back to the beginning.
 Expected<bool> BlockReader::is_json_lines() {
   if (format_ != InputFormat::kAuto) return format_ == InputFormat::kJsonLines;
   if (open_.file->is_named_json_lines()) return true;
@@ -94,7 +94,8 @@ Expected<bool> BlockReader::is_json_lines() {
                     open_.file->path.string(), text_key_);
 }
 
-// Returns the first line that is not blank, as far as it is needed; "" where there is none.
+// Returns the first line that is not blank, or only its beginning if it is no JSON, or "" if there
+// is none.
 Expected<std::string> BlockReader::first_line() {
   std::string line;
   std::array<char, 4096> piece;
@@ -107,7 +108,7 @@ Expected<std::string> BlockReader::first_line() {
     line += got;
     if (line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
     line.erase(0, std::min(line.find_first_not_of(kBlank), line.size()));
-    // Only what begins as JSON is looked at further; a long line is searched once.
+    // Reads on only if the line begins as JSON. Searches each piece for its end once.
     whole = (!line.empty() && !line.starts_with('{')) ||
             (begun ? got : std::string_view(line)).find('\n') != std::string_view::npos;
   }
@@ -115,7 +116,7 @@ Expected<std::string> BlockReader::first_line() {
   return line.substr(0, line.find('\n'));
 }
 
-// Reads the file through, and goes back to its beginning; "" if it is text.
+// Reads the whole file and goes back to its beginning. Returns "" if it is text.
 Expected<std::string> BlockReader::why_not_text() {
   TextCheck check;
   std::string known;
@@ -168,7 +169,7 @@ Expected<void> BlockReader::next_lines(Block& block) {
   block.kind = Block::Kind::kLines;
   block.number = open_.number;
   block.text = std::exchange(open_.carried, {});
-  std::size_t cut = 0;  // behind the last line that is whole; what is carried ends none
+  std::size_t cut = 0;  // behind the last whole line; carried text has no line end
   while (open_.left > 0) {
     const std::size_t before = block.text.size();
     DYNMO_TRY(read(block.text, kLinesBytes));
@@ -238,7 +239,7 @@ Expected<void> take_lines(const Block& block, const std::string& text_key, Block
     }
     const std::string name = fmt::format("{}:{}", block.file->name, number);
     ++counts.documents;
-    // A document of any length is cut as one of a file is.
+    // Cuts a long document as next_piece() cuts a file.
     std::string_view rest = document;
     for (std::int64_t piece = 0; !rest.empty(); ++piece) {
       std::size_t cut = rest.size();

@@ -21,7 +21,7 @@ std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
 
 std::uint64_t mixed(std::uint64_t pair) { return pair * 0x9E3779B97F4A7C15ULL; }
 
-// Puts the lowest rank on top, and of equal ones the leftmost place.
+// Puts the lowest rank on top, and among equal ones the leftmost place.
 struct ComesLater {
   bool operator()(const BytePairs::Scratch::Candidate& a,
                   const BytePairs::Scratch::Candidate& b) const {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Byte-pair encoding of one piece of text. The merge of the lowest rank comes first, and of equal
-// ones the leftmost.
+// Byte-pair encoding of one piece of text. The merge of the lowest rank comes first, and among
+// equal ones the leftmost.
 
 #include <array>
 #include <cstdint>
@@ -50,7 +50,8 @@ class BytePairs {
     std::vector<Candidate> heap;
   };
 
-  // `bytes` has the token of each byte. `whole` has the pieces that are a token without any merge.
+  // Makes the tables. `bytes` has the token of each byte. `whole` has the pieces that become a
+  // token without merges.
   BytePairs(const std::array<std::int32_t, 256>& bytes, std::span<const TokenMerge> merges,
             std::unordered_map<std::string, std::int32_t> whole);
 

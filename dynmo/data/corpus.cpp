@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 constexpr std::array<std::string_view, 2> kDecoded = {".gz", ".zst"};
 constexpr std::array<std::string_view, 4> kCompressed = {".bz2", ".xz", ".zip", ".7z"};
 
-// Whatever the case of ASCII letters.
+// Ignores the case of ASCII letters.
 bool has_ending(std::string_view name, std::string_view ending) {
   const auto lower = [](char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -76,7 +76,7 @@ Expected<void> Listing::take_path(const fs::path& path) {
   return take_file(path, name_of_text(path.filename().string()));
 }
 
-// `prefix` is the folder's name relative to what the user gave, "" or ending in a slash.
+// Lists a folder. `prefix` is its name relative to the given path, "" or with a slash at the end.
 Expected<void> Listing::take_folder(const fs::path& folder, const std::string& prefix) {
   std::error_code fault;
   struct Entry {
@@ -107,7 +107,7 @@ Expected<void> Listing::take_folder(const fs::path& folder, const std::string& p
 Expected<void> Listing::take_entry(const fs::directory_entry& entry, const std::string& name) {
   std::error_code fault;
   const bool link = entry.is_symlink(fault);
-  // Links to folders are not followed: no loops, and one name a document.
+  // Links to folders are not followed, so there are no loops, and a document has one name.
   if (!link && entry.is_directory(fault)) return take_folder(entry.path(), name + "/");
   if (!entry.is_regular_file(fault)) {
     ++corpus_.skipped.skipped_other;

@@ -21,7 +21,7 @@ namespace dynmo::data {
 struct CorpusFile {
   std::filesystem::path path;
   std::string name;        // relative to what the user gave, without .gz and .zst
-  std::int64_t bytes = 0;  // of its text at the time of listing; no more are read
+  std::int64_t bytes = 0;  // of its text when listed; no more are read
   // Returns whether the name ends with .jsonl or .ndjson.
   [[nodiscard]] bool is_named_json_lines() const;
   [[nodiscard]] bool is_named_json() const;  // .json
@@ -38,15 +38,14 @@ struct Corpus {
 // and zstd.
 [[nodiscard]] Expected<Corpus> list_corpus(std::span<const std::filesystem::path> paths,
                                            const std::vector<std::string>& endings);
-// Decompresses the files that are compressed by content, and sets their bytes to those of their
-// text. So all that follows from sizes is as for the same files without compression. `jobs` threads
-// do that. Calls `read` with the number of bytes of files looked at so far. Returns kBadInput for a
-// damaged file.
+// Sets the bytes of files with compressed content to those of their text. So results are the same
+// as for the files without compression. Decompresses with `jobs` threads. Calls `read` with the
+// number of bytes of files examined so far. Returns kBadInput for a damaged file.
 [[nodiscard]] Expected<void> measure_text(Corpus& corpus, int jobs,
                                           const std::function<void(std::int64_t)>& read);
 
 // Maximum size of a piece of text that is tokenized. Longer documents are cut behind a line end, or
-// behind a character if a piece has none.
+// behind a character if a piece has no line end.
 inline constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
 // Maximum size of a line of JSON lines. A line is read as a whole, which takes some eight times its
 // size.
@@ -125,11 +124,10 @@ struct Document {
   const CorpusFile* file = nullptr;
 };
 
-// Counts of the content of blocks.
 struct BlockCounts {
-  std::int64_t files = 0;                        // begun, and text
+  std::int64_t files = 0;                        // begun, if text
   std::int64_t json_lines = 0;                   // of those
-  const CorpusFile* first_by_content = nullptr;  // first one of those without such a name
+  const CorpusFile* first_by_content = nullptr;  // first of those without such a name
   std::int64_t documents = 0;
   std::int64_t empty = 0;
   std::vector<NotText> binary;

@@ -15,7 +15,7 @@
 namespace dynmo::data {
 
 inline constexpr const char* kDescriptionFile = "dataset.json";
-// Of SentencePiece, and of byte-level BPE. If the tokenizer is bytes, there is neither.
+// Files of SentencePiece and of byte-level BPE. If the tokenizer is bytes, there is neither.
 inline constexpr const char* kTokenizerFile = "tokenizer.model";
 inline constexpr const char* kTokenizerJsonFile = "tokenizer.json";
 inline constexpr const char* kTokenizerSettingsFile = "tokenizer_config.json";  // beside the latter

@@ -16,8 +16,8 @@ using std::string_view_literals::operator""sv;
 constexpr std::string_view kGzipBegin = "\x1f\x8b"sv;  // RFC 1952
 constexpr std::string_view kZstdBegin = "\x28\xb5\x2f\xfd"sv;
 
-// Returns the size of a frame that decoders of zstd pass over (RFC 8878, 3.1.2), such as pzstd
-// writes first, or 0 if none begins here.
+// Returns the size of a skippable frame (RFC 8878, 3.1.2), which pzstd writes first, or 0 if none
+// begins here.
 std::size_t skippable_frame(std::string_view bytes) {
   constexpr std::size_t kHead = 8;
   if (bytes.size() < kHead || bytes.substr(1, 3) != "\x2a\x4d\x18"sv) return 0;
@@ -29,8 +29,8 @@ std::size_t skippable_frame(std::string_view bytes) {
   return kHead + size;
 }
 
-// Members are read one behind another as one text, like gzip does. Zeros behind the last one are
-// padding of a tape or a disk.
+// Joins the members to one text, like gzip. Zeros behind the last member are padding of a tape or a
+// disk.
 class GzipDecoder final : public Decoder {
  public:
   GzipDecoder() {
@@ -92,7 +92,7 @@ class ZstdDecoder final : public Decoder {
     if (ZSTD_isError(left) != 0U) {
       return make_error(ErrorCode::kBadInput, "{}", ZSTD_getErrorName(left));
     }
-    // A call that had nothing to do says that the next frame is to come.
+    // A call that had nothing to do returns that the next frame is expected.
     if (from.pos > 0 || to.pos > 0) left_ = left;
     return {};
   }

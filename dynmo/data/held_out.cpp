@@ -14,7 +14,7 @@ namespace {
 // A document above this share of the text is not held out whole.
 constexpr double kMaxWholeShare = 0.1;
 // A corpus of fewer bytes is read completely to measure its text. For a larger one the bytes of its
-// files are used. There no line of JSON lines counts as a tenth of it.
+// files are used. No line of JSON lines can be a tenth of that.
 constexpr std::int64_t kReadThrough = std::int64_t{256} << 20;
 
 // Returns a number in [0, 1) that depends only on the seed and the document's name. `name` is
@@ -72,7 +72,7 @@ std::array<HeldOut::Part, 2> HeldOut::parts_of(const Document& document) const {
   return parts;
 }
 
-// Looks at the documents in order, and keeps what is held out if none of them is drawn.
+// Visits the documents in order, and keeps those that are held out if none is drawn.
 class HeldOutChoice {
  public:
   HeldOutChoice(const PrepareOptions& options, std::int64_t bytes)
@@ -132,7 +132,7 @@ class HeldOutChoice {
     return static_cast<std::int64_t>(max_share_ * static_cast<double>(text));
   }
 
-  // More than ten documents above a tenth of the text there cannot be.
+  // Keeps ten documents, because no more can be above a tenth of the text.
   void take_drawn() {
     constexpr std::size_t kMost = 10;
     smallest_drawn_ = std::min(smallest_drawn_, current_.bytes);
@@ -153,7 +153,7 @@ class HeldOutChoice {
     candidates_.insert(at, current_);
   }
 
-  // A file that is one document need not be read to know that it is too large.
+  // Adds files that are one document and too large. They need not be read.
   void add_large_files(std::span<const CorpusFile> files, std::int64_t most) {
     drawn_.clear();
     for (const CorpusFile& file : files) {

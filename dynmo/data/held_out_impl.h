@@ -3,8 +3,8 @@
 
 // Selects the text of a corpus that is held out for validation. A draw decides for every document
 // separately. It excludes documents above a tenth of the text (or the share). If it takes none or
-// all, one document or its end is held out instead. So a small folder of text can be trained and
-// validated on.
+// all, one document or its end is held out instead. So a small folder of text suffices for training
+// and validation.
 
 #include <array>
 #include <cstdint>
@@ -54,7 +54,7 @@ class HeldOut {
 };
 
 // Chooses the held-out text. Reads the corpus until one document is drawn and one is not. Reads all
-// of it if it is small, because a document may then be a large part of it. Calls `read` with the
+// of it if it is small, because one document may be a large part of it. Calls `read` with the
 // number of bytes read so far. Returns the errors of BlockReader and for_each_document().
 [[nodiscard]] Expected<HeldOut> choose_held_out(const Corpus& corpus, const PrepareOptions& options,
                                                 const std::function<void(std::int64_t)>& read);

@@ -14,7 +14,8 @@
 namespace dynmo::data {
 namespace {
 
-// Reads a file that cannot be mapped into memory of its own; MAP_FAILED with errno.
+// Reads a file, which cannot be mapped, into anonymous memory. Returns MAP_FAILED with errno after
+// an error.
 void* read_whole(int file, std::size_t size, const std::filesystem::path& path) {
   const int refused = errno;
   void* start = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

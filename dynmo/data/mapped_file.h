@@ -2,8 +2,8 @@
 #pragma once
 
 // A file's bytes, mapped read-only, or read into memory if the file system cannot map. The mapping
-// stays valid after the file is renamed over or unlinked, as every writer of ours does. It does not
-// if a program truncates it in place: reading behind the new end is then a SIGBUS.
+// stays valid if the file is replaced by a rename, as our writers do, or unlinked. If a program
+// truncates the file in place, reading behind the new end raises SIGBUS.
 
 #include <cstddef>
 #include <filesystem>

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kTaskBytes = std::size_t{1} << 20;  // of text, so that a task is worth it
+constexpr std::size_t kTaskBytes = std::size_t{1} << 20;  // of text, so that a task pays
 
 Expected<void> check_options(std::span<const fs::path> paths, const PrepareOptions& options) {
   if (paths.empty()) {
@@ -51,7 +51,7 @@ bool is_within(const fs::path& inner, const fs::path& outer) {
   return rest == outer.end();
 }
 
-// Returns a text of the corpus that lies in the folder to write; empty if there is none.
+// Returns a file of the corpus that lies in the folder to write, or an empty path.
 fs::path text_in_out(std::span<const fs::path> paths, const Corpus& corpus, const fs::path& out) {
   std::error_code fault;
   const fs::path folder = fs::weakly_canonical(out, fault);
@@ -95,7 +95,7 @@ Expected<void> check_out_folder(std::span<const fs::path> paths, const Corpus& c
   static constexpr std::array<std::string_view, 7> kOwn = {
       "train.bin",    "train.idx",        "validation.bin",      "validation.idx",
       kTokenizerFile, kTokenizerJsonFile, kTokenizerSettingsFile};
-  // What a preparation that was killed at its end leaves.
+  // A preparation that was killed at its end leaves only these files.
   const bool left = std::ranges::all_of(
       names, [](std::string_view name) { return std::ranges::find(kOwn, name) != kOwn.end(); });
   if ((set || left) && options.overwrite) return {};
@@ -116,7 +116,7 @@ Expected<void> check_out_folder(std::span<const fs::path> paths, const Corpus& c
 // the 32 MiB that are drawn.
 constexpr std::size_t kMaxWordBytes = std::size_t{4} << 20;
 
-// The tokens of some documents, by split, and how many of them precede the end of each.
+// The tokens of some documents, by split, and the number of tokens before the end of each document.
 struct Encoded {
   struct Split {
     std::vector<std::int32_t> tokens;
@@ -143,8 +143,8 @@ Expected<Encoded> encode(std::span<const Block> blocks, const Tokenizer& tokeniz
   return encoded;
 }
 
-// Lines that SentencePiece can train on. It takes time that grows with the square of a word, so
-// long lines, which may be anything, are cut.
+// Draws lines for training SentencePiece. Its time grows with the square of a word's length, so
+// long lines are cut.
 void split_lines(std::string_view text, double share, Rng& rng, std::vector<std::string>& lines) {
   constexpr std::size_t kMaxLine = 4096;
   while (!text.empty()) {
@@ -203,8 +203,8 @@ class Preparation {
   PrepareProgress progress_;
 };
 
-// Calls `work` with some blocks at a time in any thread, and `take` with what it returns in the
-// order of the blocks. The first of several errors, in that order, is returned.
+// Calls `work` with some blocks, on any thread, and `take` with its results in the order of the
+// blocks. Returns the first error in that order.
 template <typename Work, typename Take>
 Expected<void> Preparation::over_all_blocks(PrepareProgress::Phase phase, Work work, Take take) {
   using Result = decltype(work(std::span<const Block>()));
@@ -359,7 +359,7 @@ Expected<PrepareReport> Preparation::finish() {
                       "or no text key",
                       options_.text_key, report_.files);
   }
-  // A folder without dataset.json is no data set: from here until the new one is written.
+  // Removes dataset.json first. Without it, the folder is no data set until the new one is written.
   std::error_code fault;
   for (const char* name :
        {kDescriptionFile, kTokenizerFile, kTokenizerJsonFile, kTokenizerSettingsFile}) {

@@ -17,8 +17,8 @@
 
 namespace dynmo::data {
 
-// Returns the endings of prose, source code and JSON lines. It excludes .json and .csv: mostly
-// data, not language. Upper and lower case are equal.
+// Returns the endings of prose, source code and JSON lines. .json and .csv are not among them,
+// because they are mostly data. Upper and lower case are equal.
 [[nodiscard]] std::vector<std::string> default_endings();
 
 struct PrepareProgress {
@@ -40,8 +40,8 @@ enum class InputFormat {
 };
 
 struct PrepareOptions {
-  std::filesystem::path out;  // an existing data set is replaced
-  bool overwrite = false;     // the data set that is there is replaced
+  std::filesystem::path out;  // folder, new or empty unless `overwrite`
+  bool overwrite = false;     // a data set in `out` is replaced
   InputFormat format = InputFormat::kAuto;
   // "bytes", or "sentencepiece" to train one on the text, or any value that open_tokenizer()
   // accepts.
@@ -96,10 +96,10 @@ struct PrepareReport {
   }
 };
 
-// Prepares the text of `paths`, in order, and of folders by sorted relative name. Files compressed
-// by gzip or zstd give the bytes that their text gives. Names that begin
-// with a dot are skipped. A file is one document, or each line of JSON lines is one. Each ends with
-// the end-of-document token.
+// Prepares the text of `paths` in order, and of the files of a folder by sorted relative name.
+// Files compressed by gzip or zstd give the same result as their text. Names that begin with a dot
+// are skipped. A file is one document, or each of its lines if it is JSON lines. Each document ends
+// with the end-of-document token.
 //
 // A digest of (seed, name relative to the given path, line) decides whether a document is held out.
 // So the choice does not change if other files are added. No document above a tenth of the text (or
@@ -107,14 +107,14 @@ struct PrepareReport {
 // first is held out. If there is none, or the draw takes all, the end of the longest document is
 // held out. A tokenizer is trained on lines drawn from the other text.
 //
-// Writes train.{bin,idx}, validation.{bin,idx}, the tokenizer's file (unless it is bytes) and
-// last dataset.json, durably. A folder has a dataset.json only if it is complete. Memory does not
-// grow with the text: 12 bytes a document, about 40 MiB a job, a name a file. If a tokenizer is
-// trained, it takes some ten times `training_bytes`, but at most about half a GiB.
+// Writes train.{bin,idx}, validation.{bin,idx}, the tokenizer's file (unless it is bytes) and last
+// dataset.json, durably. A folder has a dataset.json only if it is complete. Memory grows by 12
+// bytes a document and a name a file, not with the text. A job takes about 40 MiB. Training a
+// tokenizer takes some ten times `training_bytes`, but at most about half a GiB.
 //
-// Returns kBadInput if `out` contains other files or the text, or a path does not exist. Also for a
-// JSON line without `text_key` (names file and line), options out of range, or no text. Also
-// returns the errors of the tokenizer's functions.
+// Returns kBadInput if `out` contains other files or the text, or a path does not exist. Other
+// causes are a JSON line without `text_key` (with file and line), options out of range, and no
+// text. Also returns the errors of the tokenizer's functions.
 [[nodiscard]] Expected<PrepareReport> prepare(std::span<const std::filesystem::path> paths,
                                               const PrepareOptions& options);
 

@@ -70,7 +70,7 @@ void Sampler::sample(std::int64_t index, std::span<std::int32_t> tokens) const {
 void Sampler::sample(std::int64_t index, std::span<std::int64_t> tokens) const {
   DYNMO_CHECK(static_cast<std::int64_t>(tokens.size()) == options_.sequence + 1,
               "room for {} tokens, got {}", options_.sequence + 1, tokens.size());
-  // In pieces, so that no sample allocates.
+  // Copies in pieces, so that no sample allocates.
   std::array<std::int32_t, 1024> piece;
   std::int64_t first = position(index);
   while (!tokens.empty()) {

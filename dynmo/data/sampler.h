@@ -2,7 +2,7 @@
 #pragma once
 
 // The tokens of sample i of a run, as a pure function of (seed, i). So any rank can draw any sample
-// at any time, and a restarted run continues where it stopped. The number of ranks changes nothing.
+// at any time, and a restarted run continues where it stopped. The number of ranks does not matter.
 
 #include <cstdint>
 #include <span>
@@ -19,7 +19,8 @@ struct SamplerOptions {
   std::uint64_t seed = 0;
 };
 
-// A token that the model does not have: the shard is of another tokenizer, or has changed.
+// Thrown for a token that the model does not have: the shard is of another tokenizer, or has
+// changed.
 struct ForeignShard : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -21,7 +21,7 @@ constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, how pieces write
 constexpr std::int32_t kMinPieces = 3 + 1 + 256;     // control, end of line, bytes
 constexpr std::int32_t kMaxPieces = 1 << 20;
 
-// The text of a piece of the kind "<0x0A>".
+// Returns the byte of a piece such as "<0x0A>".
 std::string byte_of(const std::string& piece) {
   unsigned value = 0;
   if (piece.size() == 6) std::from_chars(piece.data() + 3, piece.data() + 5, value, 16);
@@ -78,7 +78,8 @@ class SentencePiece final : public Tokenizer {
   // For a text of megabytes, SentencePiece takes twice as long a byte as for a text that fits the
   // cache. It also takes some 100 bytes of memory a byte.
   static constexpr std::size_t kFastBytes = std::size_t{1} << 15;
-  // A text without spaces is cut here, anywhere. Only there tokens differ from those of the whole.
+  // A longer text without spaces is cut after this size. Tokens differ from those of the whole only
+  // at the cut.
   static constexpr std::size_t kMaxWordBytes = std::size_t{1} << 18;
 
   // Returns whether the tokens before `i` and from it on are those of the whole. This holds behind
@@ -86,7 +87,7 @@ class SentencePiece final : public Tokenizer {
   static bool is_boundary(std::string_view text, std::size_t i) {
     return text[i - 1] == '\n' || (text[i] == ' ' && text[i - 1] != ' ');
   }
-  // The last boundary of the first kFastBytes, else the first one behind them.
+  // Returns the last boundary of the first kFastBytes, or else the first one behind them.
   static std::size_t cut_of(std::string_view text) {
     for (std::size_t i = kFastBytes; i > 0; --i) {
       if (is_boundary(text, i)) return i;
@@ -139,7 +140,7 @@ class Lines final : public sentencepiece::SentenceIterator {
   std::size_t next_ = 0;
 };
 
-// The number behind `words` in what the library says, or 0.
+// Returns the number behind `words` in a message of the library, or 0.
 std::int64_t number_after(std::string_view text, std::string_view words) {
   std::int64_t number = 0;
   if (const auto place = text.find(words); place != std::string_view::npos) {
@@ -149,7 +150,7 @@ std::int64_t number_after(std::string_view text, std::string_view words) {
   return number;
 }
 
-// The library names what it wanted in a sentence of its own, behind file and line.
+// Translates a message of the library, which has what it wanted behind file and line.
 Error explain(const std::string& said, const SentencePieceOptions& options) {
   if (const auto max = number_after(said, "set it to a value <= "); max > 0) {
     return make_error(
@@ -212,7 +213,7 @@ std::int64_t limit_words(std::vector<std::string>& lines, std::size_t max_bytes)
       rest.remove_prefix(std::min(rest.size(), word.size() + 1));
     }
   }
-  words.clear();  // which look into the lines
+  words.clear();  // its views end with the lines
   std::size_t index = 0;
   return static_cast<std::int64_t>(
       std::erase_if(lines, [&](const std::string&) { return !taken[index++]; }));
@@ -250,7 +251,7 @@ Expected<std::string> train_sentence_piece(std::vector<std::string> lines,
       {"user_defined_symbols", "\n"},
       {"max_sentence_length", "1000000000"},
       {"shuffle_input_sentence", "false"},
-      // How unigram's sums are grouped, so part of the result: the same on any number of cores.
+      // Groups unigram's sums, which affects the result, so it is the same on any number of cores.
       {"num_threads", "8"},
       {"minloglevel", "3"},
   };

@@ -39,7 +39,7 @@ class Translation {
   struct Group {
     bool any_case = false;
     bool repeats = false;  // holds a quantifier without an upper bound
-    std::string letters;   // of a group for any case
+    std::string letters;   // of a group that ignores case
   };
 
   [[nodiscard]] Error refused(std::string_view what) const {
@@ -209,7 +209,8 @@ class Translation {
     return {};
   }
 
-  // Returns whether no letters of a group for any case fold to one other character, as "ss" does.
+  // Returns whether PCRE2 and Oniguruma match `letters` alike. In a group that ignores case they do
+  // not if letters fold to one character, as "ss" does.
   [[nodiscard]] bool same_case(std::string letters) const {
     if (!groups_.back().any_case) return true;
     std::ranges::transform(letters, letters.begin(),
@@ -272,7 +273,7 @@ struct SplitPattern::State::Memory {
 
   pcre2_match_data* match;
   pcre2_match_context* context;
-  pcre2_jit_stack* stack = nullptr;  // for a match that its own 32 KiB do not suffice for
+  pcre2_jit_stack* stack = nullptr;  // for a match that needs more than the default 32 KiB
 };
 
 SplitPattern::State::State() : memory_(std::make_unique<Memory>()) {}

@@ -14,12 +14,12 @@
 
 namespace dynmo::data {
 
-// What GPT-2's pre-tokenizer (ByteLevel with use_regex) applies.
+// The pattern of GPT-2's pre-tokenizer (ByteLevel with use_regex).
 inline constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Returns the pattern in PCRE2's words. Returns kBadInput with the construct that is not read here:
-// what PCRE2 reads otherwise, and what could take exponential time.
+// Translates the pattern to PCRE2's syntax. Returns kBadInput with the first construct that PCRE2
+// interprets differently, or that could take exponential time.
 [[nodiscard]] Expected<std::string> translate_pattern(std::string_view pattern);
 
 // A value that shares its compiled pattern. Any number of threads may use one, each with a State of
@@ -40,10 +40,10 @@ class SplitPattern {
   };
 
   // Compiles a pattern. Returns the errors of translate_pattern(), and kBadInput for a pattern that
-  // PCRE2 does not take or that matches the empty text.
+  // PCRE2 refuses or that matches the empty text.
   [[nodiscard]] static Expected<SplitPattern> compile(std::string_view pattern);
 
-  // Calls `take` for each match and for what lies between two, in order. `text` is valid UTF-8.
+  // Calls `take` for each match and for the text between matches, in order. `text` is valid UTF-8.
   void split(std::string_view text, State& state,
              const std::function<void(std::string_view)>& take) const;
 

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kStreamBuffer = std::size_t{64} << 10;
 static_assert(kStreamBuffer >= kCompressionBegin);
 
-// (The standard library does not promise to set errno.)
+// Returns an error with the system's reason, if the standard library has set errno.
 Error unreadable(const std::filesystem::path& path) {
   return make_error(ErrorCode::kBadInput, "cannot read '{}'{}", path.string(),
                     errno == 0 ? "" : fmt::format(": {}", std::strerror(errno)));
@@ -61,7 +61,7 @@ Expected<std::size_t> TextStream::read(std::span<char> out) {
       unread_.remove_prefix(count);
       out = out.subspan(count);
     }
-    // (A decoder may hold bytes that it has not written yet.)
+    // A decoder may hold bytes that it has not written yet.
     if (out.size() == before && unread_.empty() && (ended_ || !file_.is_open())) break;
   }
   made_ += static_cast<std::int64_t>(wanted - out.size());

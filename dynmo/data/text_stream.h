@@ -2,8 +2,8 @@
 #pragma once
 
 // The bytes of a file as a stream, decompressed if its content is gzip or zstd. The content
-// decides, not the name. Memory does not depend on the size of the file: it is a buffer, and the
-// window of the format, which is 32 KiB for gzip and at most 128 MiB for zstd.
+// decides, not the name. Memory does not grow with the file. It is a buffer and the window of the
+// format: 32 KiB for gzip, and at most 128 MiB for zstd.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,13 +30,13 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
   virtual ~Decoder() = default;
-  // Decodes from the begin of `in` to the begin of `out`, and removes from both what it used. The
-  // error is only the cause: "incorrect data check".
+  // Decodes bytes of `in` into `out`, and removes the used part from the begin of both. The error
+  // has only the cause: "incorrect data check".
   [[nodiscard]] virtual Expected<void> decode(std::string_view& in, std::span<char>& out) = 0;
   // Returns whether a file may end here.
   [[nodiscard]] virtual bool is_whole() const = 0;
 };
-// Returns nullptr for kNone.
+// Makes a decoder, or returns nullptr for kNone.
 [[nodiscard]] std::unique_ptr<Decoder> make_decoder(Compression compression);
 
 // One thread uses it. A second read of the same file opens it again.
@@ -49,7 +49,7 @@ class TextStream {
   // with path and cause for an unreadable file, and for damaged or truncated compressed data.
   [[nodiscard]] Expected<std::size_t> read(std::span<char> out);
   [[nodiscard]] Compression compression() const { return compression_; }
-  // Returns the bytes of the file that were read so far, compressed as they are.
+  // Returns the number of bytes of the file that were read so far, before decompression.
   [[nodiscard]] std::int64_t consumed() const { return consumed_; }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token shards are little-endian");
 
-// The arrays of an index are not aligned: the fields before them take 34 bytes.
+// Loads a number that need not be aligned: the arrays of an index follow 34 bytes.
 template <typename T>
 T load(std::span<const std::byte> bytes, std::size_t offset) {
   T value;
@@ -83,7 +83,7 @@ Expected<void> check_index_format(std::span<const std::byte> bytes, const std::s
   return {};
 }
 
-// Returns the head of an index whose file has the size that the head says.
+// Returns the head of an index, or an error if the file's size differs from the one in the head.
 Expected<IndexHead> read_index_head(std::span<const std::byte> bytes, const std::string& file) {
   DYNMO_TRY(check_index_format(bytes, file));
   const auto code = load<std::uint8_t>(bytes, kTypeOffset);
@@ -109,7 +109,7 @@ Expected<IndexHead> read_index_head(std::span<const std::byte> bytes, const std:
   return head;
 }
 
-// Checks that the sequences lie one behind the other. Returns the bytes that all have in the .bin.
+// Checks that the sequences are contiguous. Returns the bytes that all of them have in the .bin.
 Expected<std::uint64_t> check_sequences(std::span<const std::byte> bytes, const IndexHead& head,
                                         const std::string& file) {
   std::uint64_t position = 0;

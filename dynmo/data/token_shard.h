@@ -41,7 +41,6 @@ enum class TokenType : std::uint8_t {
 [[nodiscard]] std::string_view name(TokenType type);  // "uint16"
 [[nodiscard]] int bytes_per_token(TokenType type);
 
-// A summary of a shard after it was written or read.
 struct ShardSummary {
   std::int64_t documents = 0;
   std::int64_t tokens = 0;

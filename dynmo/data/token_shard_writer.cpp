@@ -27,7 +27,7 @@ void store(std::span<std::byte> bytes, std::size_t offset, T value) {
   std::memcpy(bytes.data() + offset, &value, sizeof value);
 }
 
-// The tokens as the .bin has them, behind what `bytes` has.
+// Appends the tokens to `bytes` in the type of the .bin.
 template <typename T>
 void put(std::span<const std::int32_t> tokens, std::vector<std::byte>& bytes) {
   std::size_t offset = bytes.size();
@@ -89,7 +89,7 @@ struct TokenShardWriter::State {
     DYNMO_TRY(flush());
     if (!sync_open(file, unfinished)) return fault();
     const std::filesystem::path finished = prefix.string() + ".bin";
-    // Closed first: some file systems rename no open file.
+    // Closes the file first, because some file systems rename no open file.
     if (::close(std::exchange(file, -1)) != 0 || !rename_over(unfinished, finished)) {
       const Error why = fault();
       ::unlink(unfinished.c_str());

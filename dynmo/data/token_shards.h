@@ -32,9 +32,9 @@ class TokenShards {
   // Copies the tokens from `first` on, across the ends of shards. Requires 0 <= first and first +
   // tokens.size() <= tokens(). A value that does not fit an int32 becomes negative.
   void read(std::int64_t first, std::span<std::int32_t> tokens) const;
-  // Returns a digest of the sizes and every token up to `max_bytes` of tokens. Of larger data it
-  // uses a sample of that size, spread over all. Two hosts compare it before they train on the data
-  // together.
+  // Returns a digest of the sizes and of all tokens, if they have at most `max_bytes`. For larger
+  // data it uses a sample of that size, spread over all. Two hosts compare it before they train on
+  // the data together.
   [[nodiscard]] Digest fingerprint(std::int64_t max_bytes = std::int64_t{1} << 30) const;
   // Returns the path of the .bin that has token `position`, for messages. Requires 0 <= position <
   // tokens().

@@ -54,8 +54,8 @@ class Tokenizer {
 [[nodiscard]] std::unique_ptr<const Tokenizer> make_byte_tokenizer();
 
 // Opens the tokenizer `name`: "bytes", a SentencePiece model, a tokenizer.json, or a folder with
-// one of them. In a folder with both the former is taken, and dataset.json decides if there is one.
-// Returns kBadInput for anything else.
+// one of these files. If a folder has both, dataset.json decides, or else the SentencePiece model
+// is used. Returns kBadInput for anything else.
 [[nodiscard]] Expected<std::unique_ptr<const Tokenizer>> open_tokenizer(const std::string& name);
 
 // Returns the text of a whole document. It equals the text that encode() was given, if the

@@ -87,7 +87,7 @@ class ByteLevelBpe final : public Tokenizer {
     if (token < 0 || token >= vocabulary()) return {};
     return texts_[static_cast<std::size_t>(token)];
   }
-  // Bytes that are no UTF-8 are a piece of their own.
+  // Invalid UTF-8 is a separate piece.
   void encode(std::string_view text, std::vector<std::int32_t>& tokens) const override {
     std::unique_ptr<Work> work = take_work();
     work->tokens = &tokens;
@@ -112,7 +112,7 @@ class ByteLevelBpe final : public Tokenizer {
     std::vector<std::int32_t>* tokens = nullptr;
   };
 
-  // With ignore_merges a piece that is a token is one, whatever the merges say.
+  // With ignore_merges, a piece that equals a token becomes that token without merges.
   static std::unordered_map<std::string, std::int32_t> whole_of(const TokenizerParts& parts) {
     std::unordered_map<std::string, std::int32_t> whole;
     if (!parts.ignore_merges) return whole;

@@ -16,21 +16,23 @@
 
 namespace dynmo::data {
 
-// The token that ends documents, which tokenizer.json does not name. If neither is given, it is the
-// added token called as usual ("<|endoftext|>", "<|end_of_text|>", ...), or the only special one.
+// The token that ends documents, which tokenizer.json does not name. Without `id` and `content` it
+// is the added token with a usual name ("<|endoftext|>", "<|end_of_text|>", ...), or the only
+// special one.
 struct DocumentEnd {
   std::optional<std::int32_t> id;
   std::optional<std::string> content;
-  std::string origin = {};  // file that says so
+  std::string origin = {};  // file with this value
 };
 
-// Returns what the files in `folder` say: `eos_token` of tokenizer_config.json, else `eos_token_id`
-// of config.json, and of a list the first. Returns kBadInput if one of them cannot be read.
+// Returns `eos_token` of tokenizer_config.json in `folder`, or else `eos_token_id` of config.json,
+// the first of a list. Returns kBadInput if one of the files cannot be read.
 [[nodiscard]] Expected<DocumentEnd> find_document_end(const std::filesystem::path& folder);
 
 // Reads the content of a tokenizer.json. `origin` is its name for messages. Returns kBadInput, with
-// name and value, for another kind of model, and for a normalizer, a pre-tokenizer or a property of
-// an added token that is not implemented. Also if no token is found that ends documents.
+// name and value, for another kind of model. Other causes are a normalizer, a pre-tokenizer or a
+// property of an added token that is not implemented. A file without a token that ends documents is
+// refused, too.
 [[nodiscard]] Expected<std::unique_ptr<const Tokenizer>> read_tokenizer_json(
     std::string content, const std::string& origin, const DocumentEnd& end);
 

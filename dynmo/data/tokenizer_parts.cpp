@@ -10,7 +10,7 @@
 namespace dynmo::data {
 namespace {
 
-// Unlike `Json`, it finds one of 128,000 keys by a search.
+// JSON with sorted keys. `Json` would compare up to 128,000 keys for each one.
 using LargeJson = nlohmann::json;
 
 std::string shown_json(const LargeJson& json) {
@@ -63,7 +63,7 @@ Expected<void> read_vocabulary(const LargeJson& json, const std::string& origin,
   return {};
 }
 
-// A merge is a line "a b", or a pair.
+// Reads merges, each a line "a b" or a pair.
 Expected<void> read_merges(const LargeJson& json, const std::string& origin,
                            TokenizerParts& parts) {
   const auto refused = [&](std::size_t rank, const LargeJson& merge, std::string_view wanted) {
@@ -136,7 +136,7 @@ Expected<void> read_model(LargeJson& root, const std::string& origin, TokenizerP
   return read_merges(merges, origin, parts);
 }
 
-// Returns the elements of a Sequence, or the object itself; none for null.
+// Returns the elements of a Sequence, the object itself if it is another type, or none for null.
 std::vector<JsonObject> steps_of(JsonObject& root, const std::string& key,
                                  const std::string& list) {
   const Json* value = root.value(key);
@@ -164,7 +164,7 @@ Expected<void> read_normalizer(JsonObject& root, TokenizerParts& parts) {
   return {};
 }
 
-// Adds the pattern of a Split, or that of ByteLevel, which is the last step.
+// Adds the pattern of a Split or of ByteLevel. Returns whether it was ByteLevel, the last step.
 Expected<bool> read_step(JsonObject& step, TokenizerParts& parts) {
   const std::string type = step.string("type");
   std::string pattern;
@@ -284,7 +284,7 @@ std::string in_quotes(std::string_view text) {
          (text.size() > kMax ? "..." : "");
 }
 
-// Printable bytes of Latin-1 stand for themselves, the others for U+0100 and up, in order.
+// Printable bytes of Latin-1 are written as themselves, the others as U+0100 and up, in order.
 ByteTable::ByteTable() {
   int next = 0x100;
   for (int byte = 0; byte < 256; ++byte) {
@@ -312,7 +312,7 @@ std::optional<std::string> ByteTable::bytes_of(std::string_view written) const {
 Expected<TokenizerParts> read_tokenizer_parts(std::string_view content, const std::string& origin) {
   LargeJson root = LargeJson::parse(content, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) {
-    // Says where the fault is.
+    // Reports the place of the fault.
     DYNMO_TRY(parse_json(content, origin));
     return make_error(ErrorCode::kBadInput, "{}: is not JSON", origin);
   }
@@ -324,7 +324,7 @@ Expected<TokenizerParts> read_tokenizer_parts(std::string_view content, const st
   }
   TokenizerParts parts;
   DYNMO_TRY(read_model(root, origin, parts));
-  // They change neither the tokens of a text nor the text of tokens.
+  // These keys change neither the tokens of a text nor the text of tokens.
   for (const char* key : {"model", "post_processor", "decoder", "truncation", "padding", "version"})
     root.erase(key);
   const Json small = root;

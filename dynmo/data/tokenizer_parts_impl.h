@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a tokenizer.json says, checked: tokenizer_json.h makes a tokenizer of it.
+// The checked content of a tokenizer.json, from which tokenizer_json.h makes a tokenizer.
 
 #include <array>
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace dynmo::data {
 
 inline constexpr std::int32_t kMaxTokenIds = 1 << 20;
 
-// The file writes a character for each byte of a token.
+// The characters by which a tokenizer.json writes the bytes of a token.
 class ByteTable {
  public:
   ByteTable();

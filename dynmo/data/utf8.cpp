@@ -21,8 +21,8 @@ bool Utf8State::accept(std::uint8_t byte) {
     lowest = 0x80;
     highest = 0xBF;
   } else if (byte >= 0x80) {
-    // The second byte is bounded so that over-long forms, surrogates and what lies above U+10FFFF
-    // are out (RFC 3629, section 4).
+    // Bounds of the second byte exclude over-long forms, surrogates and numbers above U+10FFFF (RFC
+    // 3629, section 4).
     good = byte >= 0xC2 && byte <= 0xF4;
     if (!good) return false;
     expected = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
@@ -59,7 +59,7 @@ std::string WholeCharacters::feed(std::string_view bytes) {
   for (const char c : bytes) {
     const bool inside = state_.expected > 0;
     bool good = state_.accept(static_cast<std::uint8_t>(c));
-    if (!good && inside) {  // it ends what was begun, and may begin the next
+    if (!good && inside) {  // ends the character, and may begin the next
       begun_.clear();
       whole += kReplacement;
       good = state_.accept(static_cast<std::uint8_t>(c));
@@ -82,7 +82,7 @@ std::string WholeCharacters::finish() {
 }
 
 std::size_t incomplete_tail(std::string_view text) {
-  // A character has at most four bytes, so that its first is among the last three.
+  // An incomplete character has at most three bytes.
   for (std::size_t size = 1; size <= std::min<std::size_t>(3, text.size()); ++size) {
     const auto byte = static_cast<std::uint8_t>(text[text.size() - size]);
     if (byte < 0x80) return 0;

@@ -16,8 +16,8 @@ struct Utf8State {
   std::uint8_t lowest = 0x80;  // bounds of the next continuation byte
   std::uint8_t highest = 0xBF;
 
-  // Adds a byte. Returns false if `byte` cannot follow. The state is then that between two
-  // characters.
+  // Adds a byte. If `byte` cannot follow, resets the state to that between two characters and
+  // returns false.
   [[nodiscard]] bool accept(std::uint8_t byte);
 };
 
@@ -41,7 +41,7 @@ class TextCheck {
 };
 
 // Returns whole characters of a stream that may end anywhere, such as the texts of successive
-// tokens. Invalid UTF-8 becomes U+FFFD, one for each longest beginning of a character.
+// tokens. Each longest invalid beginning of a character becomes U+FFFD.
 class WholeCharacters {
  public:
   // Adds bytes and returns the characters that are complete now.

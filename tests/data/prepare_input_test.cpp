@@ -221,7 +221,7 @@ TEST(PrepareInput, AFilledFolderIsWrittenToOnlyToReplaceItsDataSet) {
   options.overwrite = true;
   options.out = folder.path() / "set";
   EXPECT_TRUE(prepare(paths, options));
-  // What a preparation that was killed leaves, early and late.
+  // A preparation that was killed, early and late, leaves these files.
   options.out = folder.path() / "late";
   folder.write("late/train.bin", "");
   folder.write("late/train.idx", "");

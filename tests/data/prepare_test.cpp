@@ -170,7 +170,7 @@ TEST(Prepare, TheHeldOutDocumentsStayThoseWhenFilesAreAdded) {
   EXPECT_EQ(more_train.size() + more_validation.size(), 800U);
   for (const auto& document : train) EXPECT_TRUE(more_train.contains(document)) << document;
   for (const auto& document : validation) EXPECT_TRUE(more_validation.contains(document));
-  // 25 % of 800 with a deviation of 12.2.
+  // 25 % of 800, with a std of 12.2.
   EXPECT_NEAR(static_cast<double>(more_validation.size()), 200, 50);
   EXPECT_NE(held_out(2).second, more_validation);
 }
