@@ -9,7 +9,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = {".h", ".cpp", ".cu", ".py", ".cmake", ".in", ".sh", ".yml", ".yaml"}
-IGNORED = {".git", "build", "data", "runs", "__pycache__"}
+IGNORED = {".git", "build", "data", "runs"}  # at the top only: dynmo/data has sources
 # Written so that this file does not hold them itself.
 MACHINE_PATH = re.compile("(?<![A-Za-z0-9_.}~-])/(" + "|".join(["work", "farm", "root", "home/[a-z]", "Users/[A-Za-z]"]) + ")/")
 REGISTRY = re.compile(r"https?://[a-z0-9.-]*(" + "|".join(["py" + "pi", "python" + "hosted", "download\\.py" + "torch",
@@ -23,7 +23,7 @@ def files():
         names = [pathlib.Path(name) for name in done.stdout.splitlines()]
     else:  # unpacked from an archive
         names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-    return sorted(name for name in names if (ROOT / name).is_file() and not IGNORED & set(name.parts))
+    return sorted(name for name in names if (ROOT / name).is_file() and name.parts[0] not in IGNORED and "__pycache__" not in name.parts)
 
 
 def text_of(name):
@@ -53,7 +53,7 @@ def complaints(name, text):
 class Text(unittest.TestCase):
     def test_of_every_file_is_free_of_complaints(self):
         names = files()
-        self.assertIn(pathlib.Path("CMakeLists.txt"), names)
+        self.assertLessEqual({pathlib.Path("CMakeLists.txt"), pathlib.Path("dynmo/data/blend.h"), pathlib.Path("tests/data/blend_test.cpp")}, set(names))
         self.assertEqual([line for name in names for line in complaints(name, text_of(name))], [])
 
     def test_that_breaks_a_rule_is_found(self):
