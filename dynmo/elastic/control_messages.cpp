@@ -48,7 +48,7 @@ Expected<MemberId> parse_id(std::string_view text) {
   return make_error(ErrorCode::kBadInput, "is no id of a member");
 }
 
-// JSON's whole numbers have a sign.
+// Converts a secret to a signed number and back, because whole numbers of JSON are signed.
 std::int64_t signed_of(std::uint64_t secret) { return static_cast<std::int64_t>(secret); }
 Expected<std::uint64_t> secret_of(std::int64_t number) {
   return static_cast<std::uint64_t>(number);

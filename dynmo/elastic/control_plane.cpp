@@ -13,7 +13,7 @@ using process::FrameType;
 using State = process::PeerConnection::State;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFlushTime{5000};  // not reached but where a thread gets no time
+constexpr milliseconds kFlushTime{5000};  // reached only if a thread gets no time
 
 }  // namespace
 

@@ -3,16 +3,16 @@
 
 // The control plane of a process: one thread, one listener, and connections to the planes of other
 // ranks, for the whole run. It tells a group's ranks which of them is lost. It also carries the
-// words by which they form a group.
+// keys and values (words) by which they form a group.
 //
 // Gloo does not notice losses. If a peer dies, Gloo waits until the timeout for bytes that are in
 // flight. A rank whose own neighbours live learns nothing of a loss elsewhere. So every rank of a
 // group keeps a connection to the group's rank 0 (a star) and sends a heartbeat over it. One
 // connection serves all groups that two processes share.
 //
-// A connection that closes, or is silent for too long, is a lost rank, and rank 0 tells all ranks
-// which. All ranks see the loss of rank 0. The first verdict of a group is its only one, and it is
-// the same at every rank.
+// If a connection closes, or is silent for too long, its rank is lost, and rank 0 tells all ranks.
+// All ranks see the loss of rank 0 themselves. The first verdict of a group is its only one, and it
+// is the same at every rank.
 //
 // A rank that ends on purpose announces that first, with its reason. Then the reason is the
 // verdict, and the end of its process is not the cause. Knows nothing of libtorch.
@@ -41,8 +41,8 @@ class GroupWatch {
   GroupWatch& operator=(const GroupWatch&) = delete;
   ~GroupWatch();
 
-  // Returns "rank 2 was lost: its connection closed" with kPeerLost. If a rank ended on purpose,
-  // returns its reason and code, with the rank in front.
+  // Returns the verdict, if there is one. It is kPeerLost with "rank 2 was lost: its connection
+  // closed". If a rank ended on purpose, it is that rank's code and reason, with the rank in front.
   [[nodiscard]] std::optional<Error> verdict() const;
   // Waits for a verdict, at most for `time`.
   [[nodiscard]] std::optional<Error> verdict_within(std::chrono::milliseconds time) const;
@@ -62,7 +62,7 @@ class GroupWatch {
   void announce(const Error& why);
 
   // Declares that this rank has finished its work. Returns when all ranks have. Returns the verdict
-  // if one comes first, and kPeerLost without a rank after `deadline`. Afterwards a closed
+  // if one comes first, and kPeerLost if a rank is missing after `deadline`. Afterwards a closed
   // connection is no loss.
   [[nodiscard]] Expected<void> leave(std::chrono::milliseconds deadline);
 
@@ -82,9 +82,9 @@ struct WatchOptions {
   Generation generation = 0;
   WorldRank rank;
   int size = 2;  // >= 2
-  // Numbers for people, by rank. If empty, they are the ranks.
+  // Numbers of the ranks in messages to users. If empty, they are the ranks.
   std::vector<int> names = {};
-  // Called once, on the plane's thread, with the verdict. It must not call back.
+  // Called once, on the plane's thread, with the verdict. It must not call the plane.
   std::function<void(const Error&)> on_verdict = [](const Error&) {};
 };
 
@@ -140,8 +140,8 @@ class ControlPlane {
 
   // Sets the text that this plane returns to ask() calls of other processes.
   void post(const std::string& notice);
-  // Asks the plane with which the process `member` listened at `place`, and waits for the answer,
-  // at most for `time`. If another process has that port by now, the member is dead.
+  // Asks the plane of `member`, which listened at `place`, and waits for the answer, at most for
+  // `time`. If another process now has that port, the member is dead.
   [[nodiscard]] Answer ask(const PlanePlace& place, MemberId member,
                            std::chrono::milliseconds time) const;
 

@@ -76,7 +76,7 @@ LineServer::Answer ControlService::on_line(ClientId client, std::string_view lin
     return LineServer::Answer{.line = to_line(refusal(why)), .done = true};
   };
   const auto request = parse_request(line);
-  // A client without the secret learns nothing of what it has said.
+  // A client without the secret learns nothing about its request.
   if (!request || !same_secret(request->secret, secret_)) {
     return refuse(make_error(ErrorCode::kBadInput,
                              "the leader does not take this request: wanted the run's secret, "
@@ -206,7 +206,7 @@ std::optional<Error> ControlService::missing() {
 void ControlService::dismiss_admitted() {
   std::vector<ClientId> admitted;
   {
-    // At once: one that goes from here on is missing no more.
+    // Forgets them at once. From here on none can be missing.
     const std::lock_guard lock(mutex_);
     for (const Newcomer& newcomer : joining_.newcomers) {
       if (newcomer.admitted) admitted.push_back(newcomer.client);

@@ -51,12 +51,12 @@ class ControlService {
   // Returns where it listens, as in job.json.
   [[nodiscard]] const JobFile& endpoint() const { return endpoint_; }
   // Hands over to the service of another rank, which leads now. From now on, clients that ask for
-  // the status, or wait at the end, are told to ask there.
+  // the status, or still wait at the end, are sent there.
   void hand_over(JobFile next);
   [[nodiscard]] const std::string& secret() const { return secret_; }
   [[nodiscard]] int next_member();
 
-  // Returns whether a client waits for the training loop, which calls it.
+  // Returns whether a request waits for the training loop.
   [[nodiscard]] bool has_requests() const { return waiting_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::vector<ClientRequest> take();
   // Returns the processes that wait to join, a multiple of `replicas`. They wait until they are
@@ -67,7 +67,7 @@ class ControlService {
   // missing() returns an error if an admitted process has disconnected.
   void admit(process::ClientId client, const Place& place);
   [[nodiscard]] std::optional<Error> missing();
-  // Ends the admission, because the group is in force or never will be. The remaining processes may
+  // Ends the admission, because the group is in force or never will be. The remaining newcomers may
   // ask again.
   void dismiss_admitted();
   void set_status(Json status);
@@ -76,7 +76,7 @@ class ControlService {
   struct Joining {
     std::vector<Newcomer> newcomers = {};
     std::optional<Error> missing = {};     // of an admitted process
-    std::map<MemberId, int> numbers = {};  // of all newcomers so far; one may return
+    std::map<MemberId, int> numbers = {};  // of all newcomers so far, which may return
     int next_number = 0;
   };
 

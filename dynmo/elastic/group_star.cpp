@@ -44,7 +44,7 @@ bool GroupStar::connect(int rank, PlanePeer& peer, std::uint32_t channel) {
   }
   spoke(rank) = {.peer = &peer, .channel = channel, .was_here = true};
   if (!is_rank_0()) return true;
-  // One that comes late must hear what was told, and the verdict.
+  // A rank that connects late gets the earlier words and the verdict.
   for (const auto& [key, value] : words_) {
     send(spoke(rank), FrameType::kWord, process::text_of(Word{key, value}));
   }
@@ -70,7 +70,7 @@ bool GroupStar::take(const PlanePeer& peer, FrameType type, std::string_view res
     case FrameType::kWord: {
       auto word = process::parse_word(rest);
       if (!word) return false;
-      // Rank 0 passes it on.
+      // Rank 0 forwards it.
       if (is_rank_0()) broadcast(type, rest, rank);
       words_[std::move(word->key)] = std::move(word->value);
       return true;
@@ -98,7 +98,7 @@ void GroupStar::tell(const Word& word) {
 void GroupStar::announce(const Error& why) {
   if (is_over()) return;
   verdict_ = why;
-  // A loss names the rank that is to blame; any other reason is that of this rank.
+  // A loss names the lost rank. Any other reason is this rank's own.
   Error told = why;
   if (why.code != ErrorCode::kPeerLost) {
     told.message = fmt::format("rank {}: {}", name(options_.rank.value), why.message);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A group as the control plane of one of its ranks sees it. Rank 0 knows all other ranks; another
-// rank knows rank 0. The plane's mutex guards it. Frames that it sends wait at their connection for
-// the plane's thread.
+// One rank's view of a group in its control plane. Rank 0 knows all other ranks; another rank knows
+// rank 0. The plane's mutex guards it. Frames that it sends are queued at their connection for the
+// plane's thread.
 
 #include <cstdint>
 #include <map>
@@ -54,17 +54,16 @@ class GroupStar {
   [[nodiscard]] bool connect(int rank, PlanePeer& peer, std::uint32_t channel);
   // Takes a frame of the group from the connection of `peer`. Returns false if it is malformed.
   [[nodiscard]] bool take(const PlanePeer& peer, process::FrameType type, std::string_view rest);
-  // Handles that the rank behind the connection has ended or is silent. It is a loss unless its
-  // work is done.
+  // Handles a closed or a silent connection. It is a loss unless the rank's work is done.
   void close(const PlanePeer& peer);
   void find_silent(const PlanePeer& peer, const std::string& why);
 
-  // Does for this rank what GroupWatch describes.
+  // Implements the functions of GroupWatch for this rank.
   void tell(const process::Word& word);
   void announce(const Error& why);
   void leave();
   [[nodiscard]] bool is_flushed() const;
-  // Ends this rank's part. The other ranks learn of it.
+  // Ends this rank's part, and tells the other ranks.
   void end();
 
   // Returns whether the verdict has come from another rank since the last call. Then the plane must

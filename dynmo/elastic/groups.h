@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The source of an elastic run's groups: one after another, each with its own transport. A run
-// requests the next one. The ranks have been agreed on before.
+// The source of an elastic run's groups: one after another, each with its own transport. Before a
+// run requests the next group, its ranks have agreed on the members.
 //
 // The next group forms beside the group in force. That group ends only when all its ranks have
 // agreed that the next one works. Until then a fault of the next group, such as a newcomer that
@@ -23,11 +23,11 @@
 
 namespace dynmo::elastic {
 
-// The loss of a rank, as a survivor finds it.
+// The loss of a rank, from the view of a remaining member.
 struct Loss {
   const View& before;         // members of the group in force
   Generation generation = 0;  // of the newest plan
-  // The number of survivors is rounded down to a multiple of it. The last of them leave.
+  // The number of remaining members is rounded down to a multiple of it. The last ones leave.
   int replicas = 1;
   Error why;
   // Called while this process looks for other survivors. Returns whether it no longer needs them.
@@ -55,18 +55,20 @@ class Groups {
   // Returns the address at which other ranks of the group reach this process.
   [[nodiscard]] virtual std::string address() const = 0;
 
-  // Begins a change between two steps, at the first rank of the next group, which listens from now
-  // on. The caller fills in rank and number.
+  // Begins a change between two steps. Only the first rank of the next group calls it, and listens
+  // from now on. Returns the place where that group meets. The caller fills in a member's rank and
+  // number.
   [[nodiscard]] virtual Expected<Place> open(const View& next) = 0;
-  // Forms the next group, at all its ranks. `give_up` is called meanwhile, and its error ends the
-  // forming for all. The transport lives until it is dropped, or another one is taken.
+  // Forms the next group, at all its ranks. Calls `give_up` meanwhile, whose error ends the forming
+  // for all. The transport lives until drop(), or until a later group is taken.
   using GiveUp = std::function<std::optional<Error>()>;
   [[nodiscard]] virtual Expected<transport::Transport*> form(const View& next, const Place& place,
                                                              const GiveUp& give_up) = 0;
   // Keeps the group in force. The next one, complete or not, ends for all its ranks.
   virtual void drop(const Error& why) = 0;
-  // Ends the group in force, at all its ranks, and makes the next one the group in force. Returns
-  // false if this process is not in it and has left. Returns kPeerLost if a rank is lost meanwhile.
+  // Ends the group in force, at all its ranks, and puts the next one in force. Returns false if
+  // this process is not in the next group and has left. Returns kPeerLost if a rank is lost
+  // meanwhile.
   [[nodiscard]] virtual Expected<bool> take() = 0;
 
   // Watches the members of a group that is or will be in force. From now on the end of their
@@ -79,8 +81,8 @@ class Groups {
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> failed_at() const {
     return std::nullopt;
   }
-  // Continues after a loss. Every remaining member of the group calls it. The group ends, together
-  // with the next one. The remaining members form another group, which is in force when this
+  // Continues after a loss. Every remaining member of the group calls it. Ends the group in force
+  // and the next one. The remaining members form another group, which is in force when this
   // returns. All of them get the same view, with their numbers. Returns an error if they cannot
   // continue.
   [[nodiscard]] virtual Expected<Survival> survive(const Loss& loss) { return loss.why; }
@@ -91,8 +93,8 @@ class Groups {
     static_cast<void>(next);
     return {};
   }
-  // Returns what the members of the next group must know of such views. Its first rank sends it to
-  // the other members when that group forms.
+  // Returns the facts about views with left-out members that the members of the next group must
+  // know(). Its first rank sends them to the other members when that group forms.
   [[nodiscard]] virtual Json standing(const View& next) const {
     static_cast<void>(next);
     return nullptr;

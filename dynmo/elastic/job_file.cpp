@@ -30,7 +30,7 @@ constexpr Limits kPortOfLeader{.min = 1, .max = 65535, .wanted = "1 to 65535"};
 
 }  // namespace
 
-// A new file is made with its rights, then named.
+// Creates a new file with its permissions, then renames it.
 Expected<void> write_private(const fs::path& path, std::string_view text) {
   const fs::path made = path.string() + ".new";
   ::unlink(made.c_str());

@@ -30,8 +30,8 @@ struct JobFile {
                                        std::string_view secret);
 // Removes both files of a run that has ended, because nothing listens there any more.
 void remove_job(const std::filesystem::path& run);
-// Like remove_job(), but only if the files belong to this leader, or to one that has ended on this
-// host without removing them.
+// Like remove_job(), but only if the files belong to this leader. The function
+// remove_job_of_ended() removes those of a leader on this host that has ended.
 void remove_job_of(const std::filesystem::path& run, const JobFile& leader);
 void remove_job_of_ended(const std::filesystem::path& run);
 
@@ -57,11 +57,11 @@ struct ControlEndpoint {
   }
 };
 // Returns the endpoint of a leader. Returns kBadInput if it listens on the loopback interface of
-// another host. A process that has that port on this host must not get the secret.
+// another host. A process with the same port on this host must not get the secret.
 [[nodiscard]] Expected<ControlEndpoint> endpoint_of(const JobFile& job, const std::string& secret);
 // Finds a leader. `run` is the folder of a run, or HOST:PORT of its leader. `secret_file` is the
-// file of its secret, which may be "" with a folder. Returns kBadInput, also like endpoint_of(), or
-// kPeerLost like read_job().
+// file of its secret, which may be "" with a folder. Returns the errors of endpoint_of() and
+// read_job(), and kBadInput for other input.
 [[nodiscard]] Expected<ControlEndpoint> find_leader(const std::string& run,
                                                     const std::string& secret_file);
 

@@ -39,7 +39,7 @@ void append(const std::vector<ReleaseNews>& news, BoundaryEvents& events) {
   }
 }
 
-// State that the next leader takes over.
+// The state that the next leader takes over.
 struct Handover {
   std::string secret;
   int next_member = 0;
@@ -132,7 +132,7 @@ void Leader::grow(const ClientRequest& request) {
                        "{} of {} ranks that were started have not joined yet: ask again",
                        growing_->wanted - growing_->joined, growing_->wanted);
   } else {
-    // Those of an earlier request that was given up are forgotten.
+    // Forgets the ranks of an earlier request that was given up.
     static_cast<void>(process::take_ended_ranks());
     asked = process::ask_for_ranks(ranks);
   }
@@ -247,7 +247,7 @@ Json Leader::handover() const {
 void Leader::retire(const JobFile& next, process::ClientId client, const Reply& reply) {
   if (growing_) answer(growing_->client, done("the ranks were started: they join another leader"));
   growing_.reset();
-  service_->hand_over(next);  // first: a client that has the reply finds the new group everywhere
+  service_->hand_over(next);  // before the reply, so that its client finds the new leader
   answer(client, reply);
   service_.reset();
   releases_.forget_open();

@@ -2,8 +2,8 @@
 #pragma once
 
 // The state that only the leader of an elastic run has. It has the control endpoint, the releases
-// whose hooks are called, the ranks requested from the launcher, and the clients that wait for an
-// answer. If another rank becomes the leader, it continues with what this one hands over.
+// whose hooks are called, the ranks requested from the launcher, and the waiting clients. A leader
+// hands its state over to the next one.
 
 #include <chrono>
 #include <cstdint>
@@ -58,14 +58,12 @@ class Leader {
 
   // Returns whether a client waits for the training loop. Called at a boundary.
   [[nodiscard]] bool has_requests() const { return service_->has_requests(); }
-  // Adds to `mine` the requests of clients that concern all ranks. Does itself what the leader does
-  // alone.
+  // Adds to `mine` the requests of clients that concern all ranks. Carries out the others.
   void take_requests(RankRequest& mine);
-  // Returns the results of hooks, of ranks that were started, and of files that could not be
-  // written.
+  // Returns the news of hooks, of ranks that were started, and of files that could not be written.
   [[nodiscard]] BoundaryEvents poll();
   void answer(process::ClientId client, const Reply& reply) { service_->answer(client, reply); }
-  // Adds clients that answer_checkpoints() will answer, once no checkpoint is being written.
+  // Adds clients that wait for a checkpoint, which answer_checkpoints() answers.
   void wait_for_checkpoint(const std::vector<process::ClientId>& clients);
   [[nodiscard]] bool awaits_checkpoint() const { return !wait_for_checkpoint_.empty(); }
   void answer_checkpoints(const Expected<void>& written);
@@ -74,19 +72,18 @@ class Leader {
   void set_step(const Json& figures);
   void set_group(const View& view, const plan::Plan& plan);
 
-  // Gives newcomers their places while a group forms. missing() returns an error once one has
+  // Gives newcomers their places while a group forms. missing() returns an error if one has
   // disconnected.
   void admit(const SizeChange& change, const View& next, const Place& place);
   [[nodiscard]] std::optional<Error> missing() { return service_->missing(); }
-  // Ends the admission: the group is in force, or never will be.
+  // Ends the admission, because the group is in force or never will be.
   void dismiss_admitted() { service_->dismiss_admitted(); }
   // Notes that the members have changed. `line` tells a client that started ranks that they have
   // joined.
   void note_change(const View& before, const View& now, int joined, const std::string& line);
 
-  // Returns the state for the next leader.
   [[nodiscard]] Json handover() const;
-  // Hands over to the next leader, which listens at `next` and has the handover. Clients are sent
+  // Ends this leader. The next one listens at `next` and has the handover(), and clients are sent
   // there. Only the client that requested the change gets `reply`.
   void retire(const JobFile& next, process::ClientId client = 0, const Reply& reply = {});
   // Calls the hooks of releases that have had no call yet, until `at_most` has passed or `hurry`

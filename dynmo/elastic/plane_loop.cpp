@@ -26,7 +26,7 @@ constexpr const char* kThreadName = "dynmo-plane";
 constexpr milliseconds kCloseTime{200};
 constexpr std::size_t kMaxEnded = 16;    // groups that are remembered
 constexpr std::size_t kMaxEarly = 1024;  // frames for one of them
-constexpr std::size_t kMaxWaiting = 16;  // joins of one connection for groups that are not open
+constexpr std::size_t kMaxWaiting = 16;  // joins of a connection, to groups that are not open
 
 }  // namespace
 
@@ -120,7 +120,7 @@ Expected<std::shared_ptr<GroupStar>> PlaneLoop::join(const WatchOptions& options
       peer->dialled_at = where;
       peer->out = own_hello();
     }
-    if (peer == nullptr) return false;  // it has closed just now
+    if (peer == nullptr) return false;  // has just closed
     const std::uint32_t channel = ++peer->last_channel;
     peer->channels[channel] = star;
     own_address = process::local_address(peer->socket);
@@ -178,9 +178,9 @@ void PlaneLoop::run() {
   while (!stop_) {
     wait_for_events(lock, next_beat);
     const auto now = Clock::now();
-    // Time in which this thread did not run (a paused container, an overloaded host) does not count
-    // as silence of the others, which may have been paused, too. If only this rank was paused, rank
-    // 0 reports it.
+    // This thread may not have run (a paused container, an overloaded host). That time does not
+    // count as silence of other ranks, which may have been paused, too. If only this rank was
+    // paused, rank 0 reports it.
     if (const auto late = now - last_turn - options_.period; late > options_.period) {
       for (PlanePeer& peer : peers_) peer.last_received += late;
     }
@@ -238,7 +238,7 @@ void PlaneLoop::read_peers() {
   for (PlanePeer& peer : peers_) {
     if (!peer.socket) continue;
     const State received = peer.receive();
-    // Frames that were sent before the connection closed count first.
+    // Frames that were sent before the connection closed are handled first.
     const State handled = peer.take_frames([&](const Frame& frame) { return handle(peer, frame); });
     if (handled == State::kClosed || received == State::kClosed) handle_closed(peer);
   }
@@ -287,7 +287,7 @@ PlaneLoop::State PlaneLoop::handle_of_group(PlanePeer& peer, FrameType type,
     early->second.frames.emplace_back(type, of_group.rest);
     return early->second.frames.size() > kMaxEarly ? State::kClosed : State::kOpen;
   }
-  if (found == peer.channels.end()) return State::kOpen;  // of a group that is no more
+  if (found == peer.channels.end()) return State::kOpen;  // of a group that has ended
   return found->second->take(peer, type, of_group.rest) ? State::kOpen : State::kClosed;
 }
 
@@ -318,7 +318,7 @@ void PlaneLoop::handle_closed(PlanePeer& peer) {
   peer.in.clear();
 }
 
-// All that they have sent before has been read.
+// Handles ended processes. All frames that they have sent were read before.
 void PlaneLoop::handle_ended() {
   for (const WatchedProcess& process : watched_) {
     if (!process.ended) continue;
@@ -355,8 +355,8 @@ void PlaneLoop::tell_verdicts(Lock& lock) {
   lock.lock();
 }
 
-// Lets the other ends close first if they can. Closing a socket with unread bytes resets the
-// connection, and may destroy what the other end has not read yet, such as the verdict.
+// Waits for the other ends to close first. Closing a socket with unread bytes resets the
+// connection, and may destroy bytes that the other end has not read yet, such as the verdict.
 void PlaneLoop::close_connections(Lock& lock) {
   const auto deadline = Clock::now() + kCloseTime;
   listening_.socket.reset();
@@ -365,7 +365,7 @@ void PlaneLoop::close_connections(Lock& lock) {
     peer.flush();
     shutdown(peer.socket.get(), SHUT_WR);
   }
-  // Those that have connected to this plane heard from it that their group is over.
+  // Processes that have connected to this plane were told that their group is over.
   std::erase_if(peers_, [](const PlanePeer& peer) { return !peer.dialled_at.empty(); });
   while (Clock::now() < deadline && !peers_.empty()) {
     wait_for_events(lock, deadline);

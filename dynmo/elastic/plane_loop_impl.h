@@ -22,7 +22,7 @@
 
 namespace dynmo::elastic {
 
-// A process of this host. `ended` is set when its plane's thread has seen its end.
+// A watched process of this host. The plane's thread sets `ended` when it sees its end.
 struct WatchedProcess {
   MemberId id = {};
   process::UniqueFd end;

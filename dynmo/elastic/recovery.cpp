@@ -11,7 +11,7 @@ namespace {
 
 using Steps = std::set<std::int64_t, std::greater<>>;
 
-// Steps that some member has layers of, or an update to, newest first.
+// Returns the steps of which some member has layers, or to which it has an update, newest first.
 Steps candidates(std::span<const Report> reports) {
   Steps steps;
   for (const Report& report : reports) {
@@ -33,7 +33,7 @@ bool can_finish(const Report& report, const Holding& held, const Decision& decis
          held.step == report.step && held.step == decision.finish->step;
 }
 
-// From memory at `step`, or nothing where a layer is missing.
+// Returns the decision to continue from memory at `step`, or nullopt if a layer is missing.
 std::optional<Decision> from_memory(const Model& model, std::span<const Report> reports,
                                     std::int64_t step) {
   Decision decision{.step = step, .finish = record_of(reports, step - 1)};

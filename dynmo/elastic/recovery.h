@@ -5,9 +5,9 @@
 // function of the holdings that members report. Past plans do not matter. The new group decides
 // from the same holdings which rank sends which layer (runtime/regroup.h).
 //
-// Values change only in the update that ends a step. An update needs a message of every rank whose
-// gradients are complete. So members differ by at most one step. A member that lacks the last
-// update needs only what the ranks exchanged to finish it. The other members report that.
+// Values change only in the update that ends a step. An update needs a message of every rank, sent
+// when its gradients are complete. So members differ by at most one step. A member that lacks the
+// last update needs only the ranks' exchange to finish it, which the other members report.
 
 #include <cstdint>
 #include <optional>
@@ -44,11 +44,11 @@ struct UpdateRecord {
   friend bool operator==(const UpdateRecord&, const UpdateRecord&) = default;
 };
 
-// The report of one member when its main thread is quiet.
+// The report of one member, made while its main thread changes nothing.
 struct Report {
   Member member = {};
   std::int64_t step = 0;                        // next step to run
-  bool gradients_complete = false;              // of `step`: an UpdateRecord of it suffices
+  bool gradients_complete = false;              // of `step`, so an UpdateRecord of it suffices
   std::optional<UpdateRecord> updated = {};     // its last update, of step - 1
   std::vector<Holding> holdings = {};           // empty for an idle or a new member
   std::optional<std::int64_t> checkpoint = {};  // step of the newest verified one

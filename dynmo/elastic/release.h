@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Returning ranks: the environment of a hook, the meaning of its exit code, and the order of hooks.
+// Returning ranks to a job manager: the environment of a hook, the meaning of its exit code, and
+// the order of hooks.
 //
-// A rank that a change of generation left out has ended. Its host may return to the job manager.
-// DynMo knows no job manager. It calls a program of the user's, the hook, once for each release,
-// with the released and the kept hosts in its environment. The hook may say "not now" and is then
-// called again. Any other failure parks the release: it is kept and reported, and training
-// continues.
+// When a rank has left, its host may return to the job manager. DynMo knows no job manager. For
+// each release it calls a program of the user, the hook, with the released and the kept hosts in
+// its environment. The hook may say "not now" and is then called again. Any other failure parks the
+// release: it is kept and reported, and training continues.
 //
 // Everything here is a value or a pure function, and time is an argument. release_driver.h runs the
 // program.
@@ -48,8 +48,8 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 inline constexpr int kHookDone = 0;
 inline constexpr int kHookNotNow = 75;  // EX_TEMPFAIL of sysexits.h: call again later
 
-// How often a hook that says "not now" is called, and the pauses between calls. Each pause is twice
-// the previous one, up to the longest.
+// The number of calls of a hook that says "not now", and the pauses between them. Each pause is
+// twice the previous one, up to `max_pause`.
 struct HookRetries {
   int max_calls = 6;
   std::chrono::milliseconds first_pause{5000};
@@ -65,11 +65,11 @@ enum class ReleaseOutcome {
   kParked,  // not returned; tried again only on request
 };
 
-// The releases of a run: at most one hook at a time, the oldest that is due first. One thread.
+// The releases of a run. One hook runs at a time, and the oldest due release is first. One thread
+// uses it.
 //
-// A hook always gets the ranks that run when it is called, not those of the time when its ranks
-// left. A retry after another release, or after ranks have joined, must not return a host that is
-// in use.
+// A hook gets the ranks that run when it is called, not those that ran when its ranks left. So a
+// retry after another change does not return a host that is in use again.
 class Releases {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -85,16 +85,15 @@ class Releases {
   // Returns the release whose hook must be called now. It is in progress until ended() or failed().
   // Returns nothing while another is in progress.
   [[nodiscard]] std::optional<Release> next(Time now);
-  // Returns the time at which next() has a release, if none is added. Returns nullopt if there is
-  // none, or if one is in progress.
+  // Returns the time from which next() returns a release, if none is added. Returns nullopt if none
+  // waits, or if one is in progress.
   [[nodiscard]] std::optional<Time> due() const;
 
   // Ends the hook in progress with this exit code. Requires one.
   [[nodiscard]] ReleaseOutcome ended(int exit_code, Time now);
   // Parks the release in progress, whose hook was killed or never started.
   void failed() { park(); }
-  // Calls for the parked releases again, with the same number of calls as the first time. Returns
-  // their number.
+  // Makes the parked releases wait again, with a new count of calls. Returns their number.
   int try_again(Time now);
   // The open releases with which another leader continues: all except that in progress.
   struct Open {

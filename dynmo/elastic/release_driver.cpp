@@ -18,12 +18,12 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kStopGrace{2000};  // of a hook, from SIGTERM to SIGKILL
 constexpr milliseconds kStopTime{10000};  // for a hook to end at the end of a run
-constexpr milliseconds kHurryPoll{100};   // how often it is asked whether to hurry
+constexpr milliseconds kHurryPoll{100};   // between two calls of `hurry`
 constexpr std::size_t kHostsInALine = 8;
 
 double in_seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
-// "4-7, 12": ascending numbers.
+// Returns "4-7, 12" for ascending numbers.
 std::string ranges_of(const std::vector<Member>& ranks) {
   std::vector<int> numbers;
   for (const Member& rank : ranks) numbers.push_back(rank.number);
@@ -37,7 +37,7 @@ std::string ranges_of(const std::vector<Member>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranges, ", "));
 }
 
-// " on a, b"; empty where no host is free.
+// Returns " on a, b", or "" if no host is free.
 std::string free_hosts_of(const Release& release) {
   std::vector<std::string> hosts = released_hosts(release);
   if (hosts.empty()) return "";

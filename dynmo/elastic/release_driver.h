@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Calls the hooks of releases (release.h) beside a training, at the leader of a run. No other file
-// here starts processes or reads the clock.
+// Calls the hooks of releases (release.h) during a training, at the leader of a run. It starts the
+// processes and reads the clock; release.h does neither.
 //
 //   release(ended, kept)   after a change of generation that left ranks out, once they have ended
 //   set_running(ranks)     after a change in which ranks joined or were lost
@@ -48,9 +48,9 @@ class ReleaseDriver {
   void set_running(std::vector<Member> ranks);
 
   [[nodiscard]] std::vector<ReleaseNews> poll();
-  // Calls the hooks of releases that have had no call yet, one after another. It stops when
-  // `at_most` has passed or `hurry` returns true, which is called now and then. Then it also stops
-  // the hook that runs. Releases that wait for another call are parked.
+  // Calls the hooks of releases that have had no call yet, one after another. Parks releases that
+  // wait for another call. Stops, and stops the current hook, when `at_most` has passed or `hurry`,
+  // called at intervals, returns true.
   [[nodiscard]] std::vector<ReleaseNews> finish(std::chrono::milliseconds at_most,
                                                 const std::function<bool()>& hurry = {});
 

@@ -25,7 +25,8 @@ std::string on_already(int ranks) {
   return fmt::format("the run is on {} {} already", ranks, ranks == 1 ? "rank" : "ranks");
 }
 
-// A replica's positions; those whose ranks share their hosts are on one node.
+// Returns a replica's positions as a cluster. Positions whose ranks share their hosts are on one
+// node.
 cost::Cluster hosts_of(const View& view, int positions) {
   std::vector<std::string> hosts;
   for (const Member& member : view.members) hosts.push_back(member.host);
@@ -165,7 +166,7 @@ void SizeChanges::add(const ClientRequest& request, const View& view, const plan
       return drain(static_cast<int>(found - view.members.begin()), view, plan, decision,
                    request.client);
     }
-    case RequestKind::kGrow:  // of the leader alone
+    case RequestKind::kGrow:  // for the leader only
     case RequestKind::kRelease:
     case RequestKind::kStatus:
     case RequestKind::kConfig:
@@ -174,7 +175,7 @@ void SizeChanges::add(const ClientRequest& request, const View& view, const plan
   }
 }
 
-// A place is a rank of the group; its position leaves in all replicas.
+// Removes a rank of the group, and so its position in all replicas.
 void SizeChanges::drain(int place, const View& view, const plan::Plan& plan,
                         BoundaryDecision& decision, process::ClientId client) {
   const int number = view.members[static_cast<std::size_t>(place)].number;

@@ -91,9 +91,9 @@ class SizeChanges {
  public:
   explicit SizeChanges(const SizeOptions& options) : options_(options) {}
 
-  // Decides before step `step` for a group with these members under this plan. `requests` has those
-  // of all ranks by world rank, or is empty if no rank has any. `costs_known` says whether plans
-  // can be made. A change that cannot be made now returns later (defer()).
+  // Decides before step `step` for a group with these members under this plan. `requests` are by
+  // world rank, or empty if no rank has any. `costs_known` says whether plans can be made. The
+  // caller defers a change that cannot be made now (defer()).
   [[nodiscard]] BoundaryDecision next(const std::vector<RankRequest>& requests, const View& view,
                                       const plan::Plan& plan, std::int64_t step, bool costs_known);
   // Defers the change of the last decision to the next boundary.
@@ -115,8 +115,8 @@ class SizeChanges {
   // Packs onto fewer ranks, and empties whole hosts first.
   void pack(int ranks, const View& view, const plan::Plan& plan, BoundaryDecision& decision,
             process::ClientId client);
-  // Returns whether a member that was asked to leave, which says so at every boundary, tries again
-  // now.
+  // Returns whether a member that was asked to leave tries again now. Such a member requests it at
+  // every boundary.
   [[nodiscard]] bool tries_again(MemberId member, std::int64_t step);
 
   SizeOptions options_;

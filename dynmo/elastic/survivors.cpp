@@ -35,7 +35,7 @@ void end_stopped(const View& members, const std::string& host) {
   for (const Member& member : members.members) {
     const auto pid = static_cast<pid_t>(member.pid);
     if (member.host != host || process::state_of(pid) != 'T') continue;
-    // The number may be another process's by now.
+    // Another process may have that number now.
     const fs::path theirs = fs::read_symlink(fmt::format("/proc/{}/exe", member.pid), fault);
     if (fault || theirs != fs::read_symlink("/proc/self/exe", fault) || fault) continue;
     ::kill(pid, SIGKILL);
@@ -121,9 +121,9 @@ void Survivors::look(Clock::time_point now) {
       if (asks_all_ && !before_.has(member.id)) all.push_back(member);
     }
   }
-  // If a member is silent, each answer may take a while.
+  // If a member is silent, each answer may take long.
   const auto how = seen_.silent_since.empty() ? std::launch::deferred : std::launch::async;
-  bool below = true;  // this process; of its own host it asks only those: they may call it
+  bool below = true;  // this process; on its host it asks only those, which may call it
   std::vector<std::pair<const Member*, std::future<Answer>>> asked;
   for (const Member& member : all) {
     if (member.id == self_.id) below = false;
@@ -156,7 +156,8 @@ bool Survivors::is_given_up(const Member& member) const {
          seen_.now - std::max(since->second, seen_.back) >= patience_;
 }
 
-// Others of the views that count may have ended meanwhile.
+// Returns whether `next` has a quorum. If not, later looks also ask members of earlier views, which
+// may have ended.
 bool Survivors::may_form(const View& next) {
   const bool may = elastic::may_form(next, before_, standing_);
   asks_all_ = asks_all_ || !may;
@@ -171,7 +172,7 @@ std::optional<MeetingCall> Survivors::heard() {
     if (answer == seen_.answers.end() || answer->second.fate != Fate::kAlive) continue;
     auto call =
         parse_call(answer->second.notice, fmt::format("the call of rank {}", member.number));
-    // It may be the call of an earlier loss.
+    // Ignores the call of an earlier loss.
     if (!call || call->next.generation <= before_.generation || !call->next.has(member.id)) {
       continue;
     }

@@ -2,8 +2,8 @@
 #pragma once
 
 // Finds the remaining processes of a group after a loss. The lowest living member calls the others:
-// it says which members continue, and where they meet. If it ends meanwhile, the next lowest does
-// the same. Members that have met without another member meet again.
+// its call says which members continue, and where they meet. If it ends meanwhile, the next lowest
+// member calls. If a called member is lost, too, the others meet again.
 //
 // The end of a process on this host is certain. A process on another host has ended if that host
 // says that nothing listens at its port any more. A process that does not answer may live. It is
@@ -26,13 +26,13 @@
 
 namespace dynmo::elastic {
 
-// Kills the members on this host whose processes are stopped (SIGSTOP). The stop may last for any
-// time, and the other members do not wait. A process that a debugger holds is left alone.
+// Kills the members on this host whose processes are stopped (SIGSTOP), because other members do
+// not wait for them. A process that a debugger holds is left alone.
 void end_stopped(const View& members, const std::string& host);
 
 // Returns the living members that continue. Their number is rounded down to a multiple of
-// `replicas`. A member leaves if another living member has its position in the pipeline, because
-// their layers then still exist. Without such a member the last one leaves.
+// `replicas`. A member whose position in the pipeline another living member has leaves first, so
+// that all layers still exist. If there is none, the last member leaves.
 [[nodiscard]] View as_many_as_divide(View living, const View& before, int replicas);
 
 // The members that continue, and where their first one listens.
@@ -40,8 +40,9 @@ struct MeetingCall {
   View next = {};
   Place place = {};
   std::vector<MemberId> spares = {};  // living members that leave
-  std::vector<MemberId> dead = {};    // members of the views that count
-  // Set if the members are more than half only after the spares have ended. They meet then.
+  std::vector<MemberId> dead = {};    // ended members of the views that count
+  // Set if the members are a quorum only after the spares have ended. Then they meet only after
+  // that.
   bool waits = false;
 
   [[nodiscard]] bool spares_member(MemberId id) const;
@@ -52,28 +53,30 @@ struct MeetingCall {
 class Survivors {
  public:
   using Clock = std::chrono::steady_clock;
-  // Asks another process's control plane (control_plane.h). Several threads call it at a time.
+  // Asks another process's control plane (control_plane.h). Several threads may call it at a time.
   using Ask = std::function<Answer(const Member&)>;
-  // Begins the search. A member that is silent for `patience` may be left out. If another such
-  // member answers again, the wait begins again. The facts found are noted in `standing`.
+  // Begins the search. A member that is silent for `patience` may be left out. If a member answers
+  // again after such a time, the wait for the others begins again. The facts found are noted in
+  // `standing`.
   Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,
             Clock::duration patience = std::chrono::seconds(3));
 
   // Looks which members live. The functions below refer to the newest look.
   void look(Clock::time_point now);
-  // Returns the call of another living process, each call once. A call may omit this process. It is
-  // then a spare, or the others have continued without it.
+  // Returns the call of another living process, each call once. If a call omits this process, it is
+  // a spare, or the others have continued without it.
   [[nodiscard]] std::optional<MeetingCall> heard();
-  // Returns this process's own call, if it is the lowest that lives and may call the others. The
-  // number of living members is rounded down to a multiple of the replicas. The generation is one
-  // that no call has had.
+  // Returns this process's own call, if it is the lowest living member and may call the others. The
+  // number of members is rounded down to a multiple of the replicas. The generation is above that
+  // of every known call.
   //
-  // A call without members means that too few are left. A call that waits is made again until the
-  // spares have ended.
+  // A call without members means that too few are left. If a call waits, the caller repeats call()
+  // until one does not.
   [[nodiscard]] std::optional<MeetingCall> call();
-  // Returns why the members of a call cannot all come, if that is so.
+  // Returns kPeerLost if a member of a call cannot come, because it has ended or does not answer.
   [[nodiscard]] std::optional<Error> misses(const View& next) const;
-  // Returns the members that may live and without which none continues.
+  // Returns a list, for the user, of the silent members, which may live. Without them too few
+  // remain.
   [[nodiscard]] std::string unknown() const;
 
  private:
