@@ -31,7 +31,8 @@ constexpr std::array<RefusedSetting, 7> kRefusedSettings = {{
      "tied embeddings are two equal copies, of which it would stop one"},
 }};
 
-// A line for one kind of device is one for all.
+// Returns whether a setting is the refused one. If `refused` names a kind of device, all kinds are
+// refused.
 bool is(const TrainingSetting& setting, const RefusedSetting& refused) {
   if (refused.key == "run.device") {
     return is_device_name(refused.value) ? is_device_name(setting.device)

@@ -20,7 +20,7 @@ struct RefusedPair {
   std::string_view reason;
 };
 
-// Returns the refused pairs of tables. All other pairs work together. In docs/sources.md.
+// Returns the refused pairs of tables. All other pairs work together. docs/sources.md lists them.
 [[nodiscard]] std::span<const RefusedPair> refused_pairs();
 
 // A setting of a run that excludes a source. `key` is that of a config, and `value` its value

@@ -28,8 +28,8 @@ struct DenseModel {
   [[nodiscard]] cost::LayerCost cost_of(const cost::LayerWork& layer) const;
 };
 
-// Makes the dense model. Returns kBadInput as cost::transformer_costs does, or for steps below 1
-// (with `source`).
+// Makes the dense model. Returns kBadInput as cost::transformer_costs does, or for steps below 1,
+// with the name `source`.
 [[nodiscard]] Expected<DenseModel> make_dense(std::string_view source, const LoadInputs& inputs);
 
 }  // namespace dynmo::dynamism

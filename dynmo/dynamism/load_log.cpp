@@ -17,7 +17,7 @@ namespace dynmo::dynamism {
 namespace {
 
 constexpr std::string_view kFormat = "dynmo-load-trace-1";
-// Changes other than of work, which is true.
+// Changes other than of work, which is written as true.
 constexpr std::string_view kFrozen = "frozen";
 constexpr std::string_view kPredicted = "predicted";
 
@@ -87,8 +87,8 @@ bool same_layers(const cost::ModelCost& one, const cost::ModelCost& two) {
                     same_name);
 }
 
-// One column of a trace, shared by the steps in which it stays the same, so that memory follows the
-// file's size.
+// One column of a trace. Steps in which it stays the same share it, so that memory is proportional
+// to the file.
 template <typename T>
 using Column = std::shared_ptr<const std::vector<T>>;
 
@@ -198,7 +198,7 @@ Expected<cost::ModelCost> read_header(Json header, const std::string& origin) {
   object.expect_format(kFormat);
   for (const char* key : {"layers", "emulated", "run"}) object.ignore(key);
   DYNMO_TRY(object.finish());
-  header["format"] = "dynmo-profile-1";  // whose layers these are
+  header["format"] = "dynmo-profile-1";  // which has the same layers
   header.erase("run");
   return cost::parse_profile(header, origin);
 }
@@ -336,7 +336,8 @@ Expected<std::unique_ptr<LoadModel>> parse_trace(std::string_view text, std::str
     return make_error(ErrorCode::kBadInput, "{}: has no steps, wanted a line for at least one",
                       name);
   }
-  // Decisions follow from every step, up to the loss of a rank.
+  // Keeps a recording only if no step between its first and last is missing, because decisions
+  // depend on all of them.
   const bool whole =
       recording && !recording->steps.empty() &&
       std::ssize(recording->steps) == recording->steps.rbegin()->first - steps.front().step + 1;

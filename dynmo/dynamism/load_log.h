@@ -32,10 +32,10 @@ class TraceLines {
     const cost::Observation& step;
     bool moving = false;  // it ran under the plan before the newest decision
   };
-  // Returns the line of `step`, and before the first one the header, each ended by a newline.
-  // `change` is what training itself has changed since the last line. `measured` is the source of
-  // the costs, for a Recording. Returns kBadInput for a step not above the last, costs that
-  // cost::validate refuses, or other layers than the first step's.
+  // Returns the line of `step`, ended by a newline. The first call returns the header before it.
+  // `change` is what training itself has changed since the last line. `measured`, for a Recording,
+  // has the measurements behind the costs. Returns kBadInput for a step not above the last, costs
+  // that cost::validate refuses, or other layers than the first step's.
   [[nodiscard]] Expected<std::string> add(std::int64_t step, cost::Announced change,
                                           const cost::ModelCost& model,
                                           const Measured* measured = nullptr);
@@ -67,7 +67,7 @@ class TraceLines {
                                     const std::filesystem::path& path);
 
 // Parses a trace to a load model that replays it. At a recorded step it has exactly the recorded
-// costs. Between two it has the earlier ones, after the end the last, before the start the first.
+// costs. At another step it has those of the last recorded step before it, or of the first one.
 // Changes of announced_at() are those of the recorded steps.
 //
 // The text may have any bytes. Returns kBadInput with `origin`, line and JSON pointer. Ignores an

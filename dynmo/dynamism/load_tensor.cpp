@@ -9,7 +9,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-// A value of 0 is no entry.
+// Adds an entry unless its value is 0.
 void add(tensor::SparseTensor& tensor, std::initializer_list<std::size_t> place, double value) {
   if (value == 0) return;
   std::size_t mode = 0;

@@ -25,7 +25,7 @@ constexpr Limits kRate{.min = 0, .max = 1e18, .wanted = "0 to 1e+18"};
 constexpr Limits kCharge{.min = 0, .max = cost::kMaxSeconds, .wanted = "0 to 1e+06"};
 constexpr Limits kParts{.min = 1, .max = 1 << 20, .wanted = "1 to 1048576"};
 
-// The samples of a step are columns: below each key a value for each layer.
+// Lists the columns of a step's samples. Below each key is a value for each layer.
 void list_columns(auto& sample, auto& visit) {
   visit("forward_s", sample.time.forward_s, kColumnSeconds);
   visit("input_gradient_s", sample.time.input_gradient_s, kColumnSeconds);

@@ -52,9 +52,9 @@ struct SourceEntry {
 };
 
 // Returns the entry of a source from keys_of(Options&), check(const Options&) and Make. Two more
-// functions are optional, with an Options and a TrainingSetting. check_training() returns an error
-// if a training does not support the options. idle_in() returns why the source would do nothing in
-// setting.steps steps.
+// functions are optional, with an Options and a TrainingSetting. The function check_training()
+// returns an error if a training does not support the options. The function idle_in() returns why
+// the source would do nothing in setting.steps steps.
 template <typename Options,
           Expected<std::unique_ptr<LoadModel>> (*Make)(const Options&, const LoadInputs&)>
 [[nodiscard]] SourceEntry source_entry(std::string_view table) {

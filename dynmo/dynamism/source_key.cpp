@@ -18,7 +18,7 @@ std::string refusal(const SourceKey& key, UsedBy reader) {
   return "";
 }
 
-// The conditions with the names of their keys in full.
+// Returns the conditions with "table." before the names of their keys.
 std::vector<ActsIf> of_table(std::string_view table, std::vector<ActsIf> conditions) {
   for (ActsIf& condition : conditions) {
     if (!condition.key.empty()) condition.key = fmt::format("{}.{}", table, condition.key);

@@ -23,12 +23,12 @@ enum ExitDraw : std::uint64_t {
   kExitBatch
 };  // keys of this model
 
-// -log(rho) behind the last exit: 0 in the warm-up, then to its final value.
+// Returns -log(rho) behind the last exit. It is 0 in the warm-up and then tends to its final value.
 double whole_hazard(const EarlyExitOptions& p, std::int64_t step) {
   return -std::log(scheduled_survivors(p, step, 1, 1));
 }
 
-// For each block, the share of the whole hazard that the exit behind it takes.
+// Returns, for each block, the share of the whole hazard at the exit behind it.
 std::vector<double> hazards(const EarlyExitOptions& p, int blocks, std::uint64_t seed,
                             std::int64_t step) {
   std::vector<double> hazard(static_cast<std::size_t>(blocks), 0.0);
@@ -78,7 +78,7 @@ class EarlyExit final : public LoadModel {
  private:
   bool propagated() const { return options_.exited == ExitedTokens::kPropagated; }
 
-  // Share of a sublayer's products and stash that `rho` of the tokens cause.
+  // Returns the share of a sublayer's products and stash if `rho` of the tokens are left.
   double product_share(int layer, double rho) const {
     if (!propagated() || dense_.kind(layer) != cost::LayerKind::kAttention) return rho;
     const auto& shape = dense_.shape;
@@ -119,14 +119,14 @@ class EarlyExit final : public LoadModel {
     }
   }
 
-  // Between two slices of an exit: twice the hidden numbers + 6 a token, in fp32.
+  // Returns the bytes between two slices of an exit: 2 x hidden + 6 numbers a token, in fp32.
   double passed_bytes() const {
     constexpr double kFloat = 4;
     return kFloat * static_cast<double>(dense_.shape.tokens()) *
            (2 * static_cast<double>(dense_.shape.hidden) + 6);
   }
 
-  // `head`, or a slice of it.
+  // Adds the work of an exit with `head`, or with a slice of it.
   void add_exit(cost::LayerWork& work, const cost::LayerWork& head, double rho, double after,
                 bool last) const {
     const auto tokens = static_cast<double>(dense_.shape.tokens());
@@ -141,7 +141,7 @@ class EarlyExit final : public LoadModel {
     const double back = learns ? rho : rho - after;
     const double share = (forward + 2 * back) / 3;  // F, I and W are one product each
     work.matrix_flops += share * head.matrix_flops;
-    if (last) work.matrix_flops += 2 * rho * tokens * hidden;  // a test of its own
+    if (last) work.matrix_flops += 2 * rho * tokens * hidden;  // the classifier or the similarity
     work.moved_bytes += share * head.moved_bytes;
     work.activation_bytes += (sliced ? forward : back) * head.activation_bytes;
     work.parameters += head.parameters + head.copied_parameters;

@@ -17,7 +17,7 @@
 namespace dynmo::dynamism {
 
 // Returns rho before each of `blocks` blocks and, last, before the head. It is in [0, 1] and never
-// grows. A function of (options, seed, step). `tokens` are those of a step. Requires valid options.
+// grows. It is a function of the arguments. `tokens` are those of a step. Requires valid options.
 [[nodiscard]] std::vector<double> survivors(const EarlyExitOptions& options, int blocks,
                                             std::int64_t tokens, std::uint64_t seed,
                                             std::int64_t step);
@@ -33,8 +33,8 @@ namespace dynmo::dynamism {
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                                    const LoadInputs& inputs);
 
-// Returns the costs of layers with the shares `rho` of the tokens left, as in survivors(). They may
-// be those of a training.
+// Returns the costs of layers if the shares `rho` of the tokens are left, as survivors() returns
+// them. The shares of a training may be used.
 [[nodiscard]] Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
                                                          const LoadInputs& inputs,
                                                          const std::vector<double>& rho);

@@ -20,8 +20,8 @@ constexpr std::array<std::string_view, 3> kConfidenceNames = {"gap", "similarity
 std::vector<SourceKey> keys_of(EarlyExitOptions& o) {
   const ActsIf follows = when("threshold", between(0, 0), "early_exit.threshold = 0");
   const ActsIf leaves = when("threshold", from_below(0, 1), "an early_exit.threshold below 1");
-  // A head with a loss scores all tokens, whatever measure of confidence they leave by. The weight
-  // of the loss does not change the cost.
+  // A head with a loss scores all tokens, for each measure of confidence. The weight of the loss
+  // does not change the cost.
   const ActsIf without_loss = when("exit_loss", between(0, 0), "early_exit.exit_loss = 0");
   const ActsIf none = when_so(o.exit_loss == 0, "a load, whose exits have a loss or none",
                               "early_exit.exit_loss = 0");

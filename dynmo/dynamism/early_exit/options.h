@@ -56,8 +56,8 @@ struct EarlyExitOptions {
 // Returns a reason if the warm-up is as long as the run, or no exit fits between the blocks.
 [[nodiscard]] std::optional<Idle> idle_in(const EarlyExitOptions& options,
                                           const TrainingSetting& setting);
-// Returns the share of the tokens left behind exit number `exit`, from 1, of `exits` in a step.
-// Before the first one all are left. Exits of a training aim at it, and a load model varies it.
+// Returns the share of the tokens left behind exit `exit`, counted from 1, of `exits` exits. Before
+// the first one all are left. Exits of a training aim at this share, and a load model varies it.
 [[nodiscard]] double scheduled_survivors(const EarlyExitOptions& options, std::int64_t step,
                                          int exit, int exits);
 [[nodiscard]] bool has_exit(const EarlyExitOptions& options, std::int64_t block,

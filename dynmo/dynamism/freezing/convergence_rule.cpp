@@ -11,7 +11,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-// `weight` of the new numbers, but of the first ones.
+// Adds new numbers to the averages with this weight. The first numbers become the averages.
 void add(ConvergenceRule& rule, double weight, const std::vector<double>& numbers) {
   if (!std::ranges::all_of(numbers, [](double number) { return std::isfinite(number); })) return;
   const bool fresh = rule.average.empty();
@@ -43,7 +43,7 @@ void check_layers(ConvergenceRule& rule, const FreezingOptions& options, double 
   if (before == 0 && rule.frozen > 0) rule.learning_rate = learning_rate;
 }
 
-// An array of numbers that are finite and not negative.
+// Reads an array of finite numbers of 0 or more.
 template <typename Number>
 Expected<std::vector<Number>> read_numbers(const Json& json, const std::string& key) {
   std::vector<Number> numbers;
@@ -72,7 +72,7 @@ bool is_check(const FreezingOptions& options, std::int64_t step, std::int64_t st
   return step >= first && (step - first) % options.check_every == 0;
 }
 
-// The tolerance is that of frozen_layers.
+// Rounds down with the tolerance of frozen_layers().
 int max_frozen(const FreezingOptions& options, std::size_t layers) {
   const auto count = static_cast<double>(layers);
   return static_cast<int>(std::min(std::floor(options.max_fraction * count + 1e-9), count - 1));

@@ -32,7 +32,6 @@
 
 namespace dynmo::dynamism {
 
-// The state of the rule.
 struct ConvergenceRule {
   int frozen = 0;  // layers of the prefix
   // The learning rate of the step after which the first of them froze, or 0 if none is frozen.
@@ -50,7 +49,6 @@ struct ConvergenceRule {
 // Returns how many of `layers` layers may freeze: never the head.
 [[nodiscard]] int max_frozen(const FreezingOptions& options, std::size_t layers);
 
-// A completed step.
 struct NormStep {
   std::int64_t step = 0;
   std::int64_t steps = 1;  // of the run

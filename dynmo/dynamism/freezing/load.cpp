@@ -23,7 +23,7 @@ enum FreezingDraw : std::uint64_t {
   kFreezingOrder
 };  // keys of this model
 
-// How many blocks may freeze at most. The tolerance is that of frozen_layers.
+// Returns the maximum number of frozen blocks, rounded down with the tolerance of frozen_layers().
 int max_blocks(const FreezingOptions& p, int blocks) {
   return static_cast<int>(std::floor(p.max_fraction * blocks + 1e-9));
 }
@@ -72,7 +72,7 @@ class Freezing final : public LoadModel {
 
   cost::Announced announced_at(std::int64_t step) const override {
     if (step == 0) return cost::Announced::kNothing;
-    // Layers in the middle stash and pass gradients on.
+    // Layers that freeze in the middle still stash, and pass gradients on.
     if (options_.rule == FreezingRule::kRandom) {
       return frozen(step) != frozen(step - 1) ? cost::Announced::kWork : cost::Announced::kNothing;
     }
@@ -80,7 +80,8 @@ class Freezing final : public LoadModel {
   }
 
  private:
-  // Blocks in a drawn order at even distances, the last of them at the end of the run.
+  // Returns the steps at which blocks freeze in a drawn order, at even distances up to the end of
+  // the run.
   std::vector<std::int64_t> random_steps(int blocks, std::uint64_t seed) const {
     std::vector<int> order(static_cast<std::size_t>(blocks));
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
@@ -105,7 +106,7 @@ class Freezing final : public LoadModel {
 
   int prefix(std::int64_t step) const {
     if (options_.rule == FreezingRule::kSchedule) {
-      // A share of the layers that the model has with its head in one.
+      // The share refers to the layers of the model with a whole head.
       const int slices = static_cast<int>(dense_.shape.head_slices);
       return frozen_layers(options_.schedule, step, steps_, dense_.size() - slices + 1);
     }

@@ -68,7 +68,7 @@ struct FreezingOptions {
 [[nodiscard]] Expected<void> check(const FreezingOptions& options);
 [[nodiscard]] Expected<void> check(const FreezingSchedule& schedule);
 // Returns kBadInput if a training cannot freeze in this way. Causes are a rule of load models only,
-// and checks of kPlasticity without a step between. Emulated layers refuse rules that follow their
+// and kPlasticity with checks in consecutive steps. Emulated layers refuse rules that follow their
 // learning.
 [[nodiscard]] Expected<void> check_training(const FreezingOptions& options,
                                             const TrainingSetting& setting);

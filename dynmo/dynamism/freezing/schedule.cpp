@@ -9,7 +9,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-// 0 before `start`, 1 from `end` on.
+// Returns 0 before `start` and 1 from `end` on.
 double ramp(const FreezingSchedule& schedule, double share) {
   if (share >= schedule.end) return 1;
   if (share <= schedule.start) return 0;

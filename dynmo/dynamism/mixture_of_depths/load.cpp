@@ -56,7 +56,7 @@ class MixtureOfDepths final : public LoadModel {
     work.moved_bytes = work.moved_bytes * share + 2 * share * tokens * hidden * element;
     work.activation_bytes *= share;
     if (dense.kind(layer) == cost::LayerKind::kAttention) {
-      // The router and the predictor, once a block, on all tokens.
+      // Router and predictor run once a block, on all tokens.
       const auto inner = static_cast<double>(predictor_size(shape.hidden));
       work.matrix_flops += 2 * tokens * (hidden + hidden * inner + inner);
       work.activation_bytes += tokens * (hidden + inner) * element;

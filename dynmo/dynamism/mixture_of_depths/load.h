@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Mixture of depths as a load model (Raposo et al. 2024). Every other block works on the C tokens
-// of a sequence with the highest scores of its router. The others skip the block. Shapes are
-// static, so the imbalance is too. Cheap and expensive blocks alternate, so any stage with an even
-// number of blocks is balanced.
+// Mixture of depths as a load model (Raposo et al. 2024). Every other block works only on C of the
+// s tokens of a sequence, those with the highest scores of its router. Shapes are static, so the
+// imbalance is too. Cheap and expensive blocks alternate, so any stage with an even number of
+// blocks is balanced.
 
 #include <memory>
 
@@ -15,10 +15,10 @@
 
 namespace dynmo::dynamism {
 
-// Makes the load model. In a routed block products cost x C / s, and attention's core x (C / s)^2.
-// Router and predictor run on all tokens, and the chosen ones are gathered and scattered. The stash
-// is x C / s, and the residual stream of the others. Weights stay, so routed blocks are fast but
-// need full memory. Returns kBadInput with the field.
+// Makes the load model. In a routed block, products and stash are C / s of the dense ones, and
+// attention's core is (C / s)^2. Router and predictor run on all tokens, and the chosen ones are
+// gathered and scattered. The stash also has the residual stream of the other tokens. Weights stay,
+// so routed blocks are fast but need full memory. Returns kBadInput with the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_mixture_of_depths(
     const MixtureOfDepthsOptions& options, const LoadInputs& inputs);
 

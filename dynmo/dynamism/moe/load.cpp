@@ -111,7 +111,7 @@ class Moe final : public LoadModel {
 
   // Draws the counts of one micro-batch of every device, by the normal approximation of the
   // multinomial distribution. Its covariance n (diag(p) - p p^T) is exact. No expert gets a token
-  // twice.
+  // twice, so counts are at most the tokens.
   std::vector<double> draw_counts(const std::vector<double>& share, Rng& rng) const {
     std::vector<double> deviation(experts_);
     for (std::size_t e = 0; e < experts_; ++e) {
@@ -187,7 +187,7 @@ class Moe final : public LoadModel {
   DenseModel dense_;
   std::uint64_t seed_;
   std::size_t experts_;
-  double tokens_ = 0;       // of the micro-batches that all expert ranks bring
+  double tokens_ = 0;       // of the micro-batches of all expert ranks
   double assignments_ = 0;  // of these tokens
   std::vector<std::vector<std::size_t>> orders_;
   std::vector<std::size_t> block_of_;  // by layer: blocks with experts before it

@@ -37,7 +37,7 @@ namespace dynmo::dynamism {
 // gradients and optimizer state scale with 1 / R, its device's share. The router, attention,
 // embedding and head are as in the dense model. Messages between the devices of a stage are not
 // included. With MoeOptions::counts, phi is that of the recorded step. Returns kBadInput with the
-// field, for a shape without experts, or with other experts than were recorded.
+// field, for a shape without experts, or for another number of experts than was recorded.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_moe(const MoeOptions& options,
                                                             const LoadInputs& inputs);
 

@@ -25,7 +25,7 @@ Error bad_counts(std::string_view place, std::string_view fault) {
                            place, fault)};
 }
 
-// null: the record has none.
+// Returns the counts of a record, or null if it has none.
 const Json* find_counts(const Json& record) {
   const Json* found = &record;
   for (const char* key : {"sources", "moe", "counts"}) {

@@ -23,7 +23,7 @@ constexpr double kMaxLayerExperts = 4096;  // of a layer: each is three paramete
 std::vector<SourceKey> keys_of(MoeOptions& o) {
   const std::string router =
       fmt::format("moe.router = {}", kRoutingNames[static_cast<std::size_t>(o.router)]);
-  // A loss of 0 is what the other routers have.
+  // The other routers have a loss of 0.
   const ActsIf balances =
       when_so(o.router == MoeRouter::kTopK || o.aux_loss == 0, router, "moe.router = top_k");
   // A balanced router never gives an expert more than the even share.

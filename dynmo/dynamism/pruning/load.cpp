@@ -108,7 +108,7 @@ class Pruning final : public LoadModel {
     matrices_.push_back(matrices);
   }
 
-  // Hidden units and groups of heads are two pools.
+  // Returns the costs without the removed units. Hidden units and groups of heads are two pools.
   cost::ModelCost without_units(double sparsity) const {
     const cost::TransformerShape& shape = dense_.shape;
     cost::ModelCost model = dense_.costs;
@@ -137,7 +137,7 @@ class Pruning final : public LoadModel {
     return model;
   }
 
-  // The cost of a layer with fewer units.
+  // Returns the cost of a layer with fewer units.
   cost::LayerCost cost_with(std::size_t layer, std::int64_t units, double share, bool heads) const {
     const cost::TransformerShape& shape = dense_.shape;
     const cost::LayerWork& whole = dense_.work[layer];
@@ -151,7 +151,7 @@ class Pruning final : public LoadModel {
         smaller.intermediate = units;
       }
       work = cost::transformer_work(smaller, dense_.device.bytes_per_element)[layer];
-    } else {  // blocks of several kinds: by their products alone
+    } else {  // blocks of several kinds: scales only the products
       work.matrix_flops *= share;
       work.core_flops *= share;
       work.parameters -= (1 - share) * whole.product_parameters;
@@ -184,7 +184,7 @@ class Pruning final : public LoadModel {
     double indices = 0;
     for (std::size_t g = 0; g < 2; ++g) {
       const double all = matrices.groups[g].weights;
-      // The matrix as [weights / hidden, hidden]; experts and projections lie one below the other.
+      // One matrix [weights / hidden, hidden], in which experts and projections are stacked.
       const std::int64_t columns = dense_.shape.hidden;
       const double products = options_.product_fit.time(cost::even_occupancy(
           density[g], std::llround(all / static_cast<double>(columns)), columns));

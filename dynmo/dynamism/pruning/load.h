@@ -22,7 +22,8 @@
 namespace dynmo::dynamism {
 
 // Returns the share of removed weights at `step`. It is 0 before start. Later it is s_f + (s_i -
-// s_f)(1 - share)^3 of the last pruning step. Requires valid parameters.
+// s_f)(1 - p)^3, where p is the progress from start to end at the last pruning step. Requires valid
+// parameters.
 [[nodiscard]] double sparsity_at(const PruningOptions& options, std::int64_t step);
 
 struct WeightGroup {

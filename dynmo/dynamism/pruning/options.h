@@ -67,10 +67,10 @@ struct PruningOptions {
 };
 
 [[nodiscard]] std::vector<SourceKey> keys_of(PruningOptions& options);
-// Checks the values. Returns kBadInput with a key outside its range, or below another key that
-// limits it. Also returns it for an end between two pruning steps.
+// Checks the values. Returns kBadInput for a key outside its range, a key that contradicts another
+// one, or an end between two pruning steps.
 [[nodiscard]] Expected<void> check(const PruningOptions& options);
-// Checks the further rules of a training. Errors name keys.
+// Returns kBadInput if the last pruning step is behind the end of the run.
 [[nodiscard]] Expected<void> check_training(const PruningOptions& options,
                                             const TrainingSetting& setting);
 // Returns a reason if the first step that prunes is behind the end of the run.

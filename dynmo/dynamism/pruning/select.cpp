@@ -27,11 +27,12 @@ constexpr std::array<KeyDigit, 3> kKeyDigits = {{{20, 11}, {10, 10}, {0, 10}}};
 constexpr std::uint32_t kInfiniteKey = 0x7F800000;
 constexpr std::uint32_t kAnyKey = 0x7FFFFFFF;
 
-// The first message: how many unprotected keys have each first digit of a finite number, then
+// The first message has the number of unprotected keys for each first digit of a finite number,
+// then these numbers.
 constexpr std::size_t kFiniteDigits = kInfiniteKey >> kKeyDigits[0].shift;
 constexpr std::size_t kNotFinite = kFiniteDigits;         // keys that are NaN or Inf
 constexpr std::size_t kProtected = kFiniteDigits + 1;     // weights
-constexpr std::size_t kHeldMatrices = kFiniteDigits + 2;  // how many there are
+constexpr std::size_t kHeldMatrices = kFiniteDigits + 2;  // number of matrices
 constexpr std::size_t kHeldWeights = kFiniteDigits + 3;   // of them at the start
 constexpr std::size_t kFirstMessage = kFiniteDigits + 4;
 
@@ -52,8 +53,8 @@ void for_each_key(const PoolMatrix& matrix, Visit visit) {
   }
 }
 
-// Adds to `counts` how many keys of a matrix have each value of `digit`: of those up to `max_key`
-// whose higher digits are `found`.
+// Adds to `counts` the number of keys of a matrix for each value of `digit`. Only keys up to
+// `max_key` whose higher digits are `found` count.
 void count_keys(const PoolMatrix& matrix, KeyDigit digit, std::uint32_t found,
                 std::uint32_t max_key, std::span<std::int64_t> counts) {
   const int higher = digit.shift + digit.bits;
@@ -67,9 +68,10 @@ void count_keys(const PoolMatrix& matrix, KeyDigit digit, std::uint32_t found,
 struct RadixSelect {
   std::int64_t rank = 0;  // among the keys with the digits found
   std::uint32_t found = 0;
-  std::int64_t equal = 0;  // how many keys have the digits found
+  std::int64_t equal = 0;  // number of keys with the digits found
 
-  // Finds the next digit from how many keys have each value of it. Requires `rank` keys at least.
+  // Finds the next digit. `counts` has the number of keys for each value of it. Requires at least
+  // `rank` keys.
   void descend(KeyDigit digit, std::span<const std::int64_t> counts) {
     std::size_t value = counts.size() - 1;
     while (counts[value] < rank) {
@@ -81,7 +83,7 @@ struct RadixSelect {
   }
 };
 
-// In a matrix or the pool, keys above `key` are in, and the first `ties` of those equal to it.
+// Selects, in a matrix or the pool, the keys above `key` and the first `ties` keys equal to it.
 struct KeyCut {
   std::uint32_t key = kInfiniteKey;
   std::int64_t ties = 0;
@@ -128,7 +130,7 @@ Expected<Counts> summed(const SumOverRanks& sum, Counts counts) {
   return all;
 }
 
-// This rank's part of the first message; `cuts` gets what is protected of each matrix.
+// Returns this rank's part of the first message. Adds to `cuts` the protected keys of each matrix.
 Counts first_message(const PruningEvent& event, std::span<const PoolMatrix> matrices,
                      std::vector<KeyCut>& cuts) {
   Counts message(kFirstMessage);
@@ -147,8 +149,8 @@ Counts first_message(const PruningEvent& event, std::span<const PoolMatrix> matr
   return message;
 }
 
-// Names the first matrix of the pool that has such keys. The ranks exchange an extra message for
-// it, in this case only.
+// Returns the error that names the first matrix with NaN or Inf. Only in this case the ranks
+// exchange one more message.
 Error not_finite(const PruningEvent& event, std::span<const PoolMatrix> matrices,
                  const SumOverRanks& sum) {
   Counts by_matrix(static_cast<std::size_t>(event.matrices));
@@ -185,7 +187,8 @@ Expected<void> check_counts(const PruningEvent& event, const Counts& counts) {
   return {};
 }
 
-// Finds the threshold of the unprotected weights of the pool. `counts`: the first message, summed.
+// Finds the threshold of the unprotected weights of the pool. `counts` is the sum of the first
+// messages.
 Expected<void> find_threshold(std::span<const PoolMatrix> matrices, std::span<const KeyCut> cuts,
                               const Counts& counts, const SumOverRanks& sum, Selection& selection) {
   const auto first = std::span(counts).first(kFiniteDigits);
@@ -200,7 +203,7 @@ Expected<void> find_threshold(std::span<const PoolMatrix> matrices, std::span<co
   for (const KeyDigit digit : {kKeyDigits[1], kKeyDigits[2]}) {
     Counts own(digit.values());
     for (std::size_t i = 0; i < matrices.size(); ++i) {
-      // Among the keys equal to the cut the first are protected, and all larger ones.
+      // Keys above the cut are protected, and the first ones equal to it.
       const KeyCut& cut = cuts[i];
       count_keys(matrices[i], digit, search.found, cut.key, own);
       if (cut.key >> (digit.shift + digit.bits) == search.found) {
@@ -216,8 +219,8 @@ Expected<void> find_threshold(std::span<const PoolMatrix> matrices, std::span<co
   return {};
 }
 
-// Returns how many unprotected weights that equal the threshold stay, for each of this rank's
-// matrices.
+// Returns, for each of this rank's matrices, how many of the unprotected weights equal to the
+// threshold stay.
 Expected<Counts> share_ties(const PruningEvent& event, std::span<const PoolMatrix> matrices,
                             std::span<const KeyCut> cuts, const SumOverRanks& sum,
                             const Selection& selection) {
@@ -244,8 +247,8 @@ Expected<Counts> share_ties(const PruningEvent& event, std::span<const PoolMatri
   return shares;
 }
 
-// The union of what is protected and what the threshold leaves. The protected ones of a key come
-// first in their matrix, so that the sum of both ties is the first ones, too.
+// Returns the union of the protected keys and those that the threshold keeps. Among equal keys the
+// protected ones are first in their matrix, so the ties add up.
 KeyCut union_of(KeyCut protection, KeyCut threshold) {
   if (threshold.key > protection.key) return protection;
   if (threshold.key == protection.key) threshold.ties += protection.ties;

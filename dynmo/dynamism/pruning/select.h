@@ -87,7 +87,7 @@ struct Selection {
                                                std::span<const PoolMatrix> matrices,
                                                const SumOverRanks& sum);
 
-// A mask. The digest of all compares runs on any number of ranks.
+// The mask of a matrix. A digest of all masks compares runs on any number of ranks.
 struct MatrixMask {
   std::int64_t index = 0;          // of the matrix in the pool
   std::int64_t weights = 0;        // of the matrix at the start

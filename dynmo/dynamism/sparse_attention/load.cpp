@@ -44,14 +44,14 @@ class SparseAttention final : public LoadModel {
         {draw, seed_, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(step)});
   }
 
-  // The sparse kernel never holds the scores of all pairs, even where the dense model's does.
+  // Returns the work without stored scores: the sparse kernel never holds those of all pairs.
   static std::vector<cost::LayerWork> fused(const DenseModel& dense) {
     cost::TransformerShape shape = dense.shape;
     shape.fused_attention = true;
     return cost::transformer_work(shape, dense.device.bytes_per_element);
   }
 
-  // Mean over the step's micro-batches of what is left of the core.
+  // Returns the share left of the core, mean over the step's micro-batches.
   double share(int layer, std::int64_t step) const {
     const SparseAttentionOptions& p = options_;
     if (p.rule == SparseRule::kDrop) {

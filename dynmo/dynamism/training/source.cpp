@@ -43,7 +43,7 @@ void set_frozen(model::LayerStates& states, int layers) {
   }
 }
 
-// Collects the answers of the sources, by name.
+// Returns an object with the results of `get` by the source's name, without null ones.
 template <typename Get>
 Json by_name(const Sources& sources, Get get) {
   Json all = Json::object();

@@ -144,7 +144,8 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 // Calls the function of the same name for all sources of a run, in their order. Changes are merged.
 // Work changes if it does in one of them. The longest frozen prefix is used, and set in the states.
 [[nodiscard]] Expected<void> check(const Sources& sources, const Setting& setting);
-// Calls shape() of sources that replace layers first.
+// Calls shape() of all sources, first of those that replace layers. replace_layers() calls only
+// these.
 [[nodiscard]] Expected<void> shape(const Sources& sources, model::Recipe& recipe);
 [[nodiscard]] Expected<void> replace_layers(const Sources& sources, model::Recipe& recipe);
 [[nodiscard]] Expected<Change> before_step(const Sources& sources, const Boundary& boundary);

@@ -14,7 +14,8 @@
 namespace dynmo::dynamism {
 namespace {
 
-// Lower ends of the bins: 0, then 2^-16 to 1/2 in steps of sqrt(2), and their mirror image.
+// Returns the lower ends of the bins: 0, then 2^-16 to 1/2 in factors of sqrt(2), and their mirror
+// image.
 std::array<double, kExitBins> make_edges() {
   std::array<double, kExitBins> edges{};
   constexpr int kHalf = kExitBins / 2;
@@ -41,7 +42,7 @@ int exit_bin(double confidence) {
   return static_cast<int>(above - edges().begin()) - 1;
 }
 
-// A confidence is in the last bin whose lower end it reaches, NaN in the first.
+// A confidence is in the last bin whose lower end it reaches. NaN is in the first bin.
 at::Tensor exit_bin_counts(const at::Tensor& confidence_N) {
   const bool pinned = !confidence_N.is_cpu();
   const at::Tensor ends =

@@ -31,7 +31,7 @@ struct Scored {
 struct SavedExit : model::Stash {
   std::unique_ptr<model::Stash> inner;
   std::vector<std::int64_t> shape;  // of the half block's output
-  Tensor stay;                      // of its rows; undefined: all
+  Tensor stay;                      // its staying rows; undefined: all
   Tensor learn;                     // rows that the head learns from; undefined: all
   Tensor y_MD, inverse_M1;          // of these; undefined: none
   Tensor scores_MV;                 // probabilities; from input_gradient on, their gradient
@@ -177,7 +177,7 @@ class ExitLayer final : public HalfBlockWithExit {
           kernels::rms_norm(y_ND, model::value(state, norm()), kExitEpsilon);
       Tensor targets_N;
       if (context.targets_BT.defined()) targets_N = model::targets_of(output.hidden, context);
-      // Where the head's say is asked of all, else of those that leave alone.
+      // The head scores all rows, or else only those that leave.
       const bool all = teaches || (training && classifies()) ||
                        (asks && options().confidence == ExitConfidence::kGap);
       Tensor raw_NV;
@@ -227,7 +227,7 @@ class ExitLayer final : public HalfBlockWithExit {
         output.hidden = {y_ND.index_select(0, saved.stay), rows_N.index_select(0, saved.stay)};
       }
     }
-    if (!context.targets_BT.defined()) return;  // a text is made
+    if (!context.targets_BT.defined()) return;  // generating text
     const Tensor term = at::scalar_tensor(
         loss, at::TensorOptions().dtype(kernels::accumulation_type(y_ND.scalar_type())));
     output.loss = output.loss.defined() ? output.loss + term : term;
@@ -235,7 +235,7 @@ class ExitLayer final : public HalfBlockWithExit {
     output.figures.insert(output.figures.end(), own.begin(), own.end());
   }
 
-  // Like leave(), on a device. Its figures behind the first two are later ones.
+  // Like leave(), on a device. All figures but the first two are read later.
   void leave_on_device(const model::LayerState& state, const model::Hidden& input,
                        const model::LayerContext& context, model::Output& output, SavedExit& saved,
                        bool learns) const {
@@ -298,7 +298,7 @@ class ExitLayer final : public HalfBlockWithExit {
                        figures_on_device(scores, confidence_N, y_ND.device()));
   }
 
-  // `raw`: scores before softmax, where there are no targets.
+  // Scores rows. Without targets, sets `raw_MV` to the scores before softmax.
   [[nodiscard]] Scored score(const model::LayerState& state, const Tensor& n_MD,
                              const Tensor& targets_M, Tensor& raw_MV) const {
     Scored scored;
@@ -327,13 +327,13 @@ class ExitLayer final : public HalfBlockWithExit {
     return doubles(each_N);
   }
 
-  // Keeps what the head and the classifier learn from. `left` may be undefined. `right_N` is of all
-  // rows if the classifier learns.
+  // Saves the values from which head and classifier learn. `left` may be undefined. `right_N` has
+  // all rows if the classifier learns.
   void save(const model::LayerContext& context, bool all, const Tensor& left, const Tensor& y_ND,
             const Tensor& inverse_N1, const Tensor& targets_N, const Tensor& probabilities_MV,
             const Tensor& right_N, const Tensor& odds_N1, SavedExit& saved) const {
     const bool some = left.defined() && left.numel() > 0;
-    // (The classifier learns from all.)
+    // The classifier learns from all rows.
     const bool from_all = all && (options().loss > 0 || classifies());
     if (y_ND.size(0) == 0 || (!from_all && !some)) return;
     const double share = context.loss_weight / static_cast<double>(context.targets_BT.numel());
@@ -368,7 +368,7 @@ class ExitLayer final : public HalfBlockWithExit {
     saved.scores_MV = saved.scores_MV.to(type);
     if (saved.odds_M1.defined()) saved.odds_M1 = saved.odds_M1.to(type);
     const Tensor dn_MD = model::times_transposed(state.parameters[head()], saved.scores_MV);
-    // Rows that have left, the only ones where not all learn, have no gradient from behind.
+    // If only some rows learn, they have left, so later layers give them no gradient.
     kernels::NormGradient gradient =
         kernels::norm_gradient(dn_MD, saved.y_MD, saved.inverse_M1, model::value(state, norm()),
                                InputGradient::kWanted, saved.learn.defined() ? Tensor() : dy_ND);

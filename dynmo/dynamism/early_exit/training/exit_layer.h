@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An exit: a half block followed by a separate head, where tokens whose prediction is sure leave
-// the model. Their loss is computed here. Later layers see only the other tokens, which do not
-// attend to exited ones. Whether a token leaves depends on its own row alone. So the result for the
+// An exit: a half block followed by a separate head, where tokens with a sure prediction leave the
+// model. Their loss is computed here. Later layers see only the other tokens, which do not attend
+// to exited ones. Whether a token leaves depends on its own row alone. So the result for the
 // beginning of a text does not depend on the rest.
 //
 // The method follows EE-LLM (Chen et al., 2024) and CALM (Schuster et al., 2022), with two
@@ -45,7 +45,7 @@ struct ExitOptions {
 // A tensor of 2 x hidden + 6 fp32 numbers a token passes between them, in both directions. It has
 // inner's output, the normed values, the log-sum-exp, the target's score and the two best scores.
 // The last two are whether the best is right, and the similarity. Parameters have the names of the
-// whole exit, and those of the head also its rows.
+// whole exit. Those of the head also have its rows in the name.
 [[nodiscard]] std::vector<std::shared_ptr<const model::Layer>> exit_layers(
     std::shared_ptr<const model::Layer> inner, const ExitOptions& options);
 

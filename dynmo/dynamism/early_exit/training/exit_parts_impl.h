@@ -84,7 +84,8 @@ inline at::Tensor similarity(const at::Tensor& x_ND, const at::Tensor& y_ND) {
   return at::cosine_similarity(x_ND.to(wide), y_ND.to(wide), 1, 1e-8);
 }
 
-// Returns the probability that the classifier gives. Its bias is the next parameter.
+// Returns the classifier's probability. `classifier` is the index of its weight, which its bias
+// follows.
 inline at::Tensor odds(const model::LayerState& state, std::size_t classifier,
                        const at::Tensor& n_ND) {
   const at::Tensor sums_N1 = model::times(state.parameters[classifier], n_ND)
@@ -119,8 +120,8 @@ class HalfBlockWithExit : public model::ForwardingLayer {
   [[nodiscard]] ExitQuestion question_for(const model::LayerState& state, model::Pass pass) const {
     return question_of(state.buffers[buffers_], pass, options_);
   }
-  // Returns the half block's part of the state of `what`, which has `own` more parameters. The
-  // tensors are those of `state`.
+  // Returns the half block's part of `state`, which has `own` more parameters. Tensors are shared.
+  // `what` names the layer in errors.
   [[nodiscard]] model::LayerState inner_state(const model::LayerState& state, std::size_t own,
                                               const char* what) const {
     DYNMO_CHECK(state.parameters.size() == norm_ + own && state.buffers.size() > buffers_,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The results of an exit's head in the memory of a device, which the host does not wait for. All
-// compositions of libtorch, on any device.
+// The results of an exit's head in the memory of a device, for which the host does not wait. The
+// functions are composed of libtorch's operations and run on any device.
 
 #include <ATen/core/Tensor.h>
 

@@ -71,7 +71,7 @@ struct SavedFirst : model::Stash {
   }
 };
 
-// The half block, the norm and the first rows of the head.
+// The first slice: the half block, the norm and the first rows of the head.
 class FirstExitSlice final : public HalfBlockWithExit {
  public:
   FirstExitSlice(std::shared_ptr<const model::Layer> layer, const ExitOptions& options)
@@ -131,7 +131,7 @@ class FirstExitSlice final : public HalfBlockWithExit {
     if (saved.y_ND.defined()) {
       const SliceNumbers before = saved.slice.gradient(state.parameters[head()], after.slice);
       const Tensor& scored = saved.slice.scored;
-      // Where some rows are scored alone, they leave: there is no gradient from behind.
+      // If only some rows are scored, they leave, so later layers give them no gradient.
       kernels::NormGradient gradient = kernels::norm_gradient(
           some_of(before.n_ND, scored).to(type).contiguous(), saved.y_ND, saved.inverse_N1,
           model::value(state, norm()), InputGradient::kWanted, scored.defined() ? Tensor() : dy_ND);
@@ -167,7 +167,7 @@ struct SavedExitSlice : model::Saved {
   Shape tokens;
   LearningSlice slice;
   Tensor n_ND;       // of the scored rows; undefined: none
-  Tensor weights_N;  // in the last slice, of the rows' losses in that of the step
+  Tensor weights_N;  // in the last slice: weights of the rows' losses
   Tensor stay;       // ... the rows that stay; undefined: all
   Tensor odds_N1;    // ... gradients of the classifier's sums
 
@@ -222,7 +222,7 @@ class ExitSlice final : public model::HandWritten<SavedExitSlice> {
     return {.hidden = {pack(numbers, saved.tokens, type), input.rows}};
   }
 
-  // Lets the sure rows go.
+  // Removes the sure rows, in the last slice.
   model::Output leave(const model::LayerState& state, const model::Hidden& input,
                       const model::LayerContext& context, const ExitQuestion& question,
                       const ExitNumbers& numbers, SavedExitSlice& saved) const {

@@ -29,7 +29,7 @@ void add_best(const SavedSlice& slice, ExitNumbers& numbers) {
   auto* second = kernels::host_data<Element>(numbers.second_N);
   auto* right = kernels::host_data<Element>(numbers.right_N);
   for (std::int64_t n = 0; n < scores_NV.size(0); ++n, row += width) {
-    std::int64_t own = -1;  // column of the best, where it is one of these
+    std::int64_t own = -1;  // column of the best, if it is in this slice
     for (std::int64_t v = 0; v < width; ++v) {
       if (row[v] > best[n]) {
         second[n] = best[n];
@@ -49,7 +49,7 @@ SliceNumbers numbers_of(const SliceNumbers& all, const Tensor& rows) {
           .target_N = some_of(all.target_N, rows)};
 }
 
-// The other way round: `count` rows, zeros where there is none of `some`.
+// Reverses some_of(): returns `count` rows, those of `some` at `rows` and zeros elsewhere.
 Tensor all_of(const Tensor& some, const Tensor& rows, std::int64_t count) {
   if (!some.defined() || !rows.defined()) return some;
   Shape shape = some.sizes().vec();

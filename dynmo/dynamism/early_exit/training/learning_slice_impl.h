@@ -26,8 +26,8 @@ struct ExitNumbers {
 
 // Returns the width of these numbers as one tensor.
 [[nodiscard]] std::int64_t width_of(std::int64_t hidden);
-// Packs and unpacks the numbers like model::pack and model::unpack. They are fp32 numbers. A bf16
-// run sees each as two numbers.
+// Packs and unpacks the numbers like model::pack and model::unpack. Each is an fp32 number, which
+// is two elements in a bf16 run.
 [[nodiscard]] at::Tensor pack(const ExitNumbers& numbers, std::vector<std::int64_t> tokens,
                               at::ScalarType compute_type);
 [[nodiscard]] ExitNumbers unpack(const at::Tensor& packed, std::int64_t hidden);

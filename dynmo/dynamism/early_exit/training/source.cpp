@@ -66,7 +66,7 @@ class EarlyExitSource final : public Source {
     }
     if (thresholds_.empty()) thresholds_.assign(exits.size(), kNeverLeaves);
     DYNMO_TRY(set(boundary));
-    // Thresholds that follow the schedule begin with next to no token.
+    // If thresholds follow the schedule, hardly a token leaves at first.
     return Change{.work = options_.threshold > 0 && boundary.step == options_.warm_up};
   }
 
@@ -89,7 +89,7 @@ class EarlyExitSource final : public Source {
     return set(boundary);
   }
 
-  // A layer's work goes by the rows that come to it: those that the next exit sees.
+  // Returns each layer's number of rows, which is that of the next exit.
   std::vector<double> work(const Boundary& boundary, const Outcome& outcome) const override {
     const std::vector<LayerId> exits = exits_of(boundary.model);
     std::vector<double> rows(boundary.model.size(), 0.0);
@@ -165,12 +165,12 @@ class EarlyExitSource final : public Source {
     return exits;
   }
 
-  // The share of the rows arriving at an exit that leaves there in a step: the same at all exits.
+  // Returns the share of an exit's rows that leaves there in a step. It is the same at all exits.
   [[nodiscard]] double leaving(std::int64_t step, std::size_t exits) const {
     return 1 - scheduled_survivors(options_, step, 1, static_cast<int>(exits));
   }
 
-  // Into the states of this rank.
+  // Sets the thresholds in the states of this rank.
   [[nodiscard]] Expected<void> set(const Boundary& boundary) const {
     const std::size_t exits = exits_of(boundary.model).size();
     if (exits != thresholds_.size()) {
@@ -190,7 +190,7 @@ class EarlyExitSource final : public Source {
     return {};
   }
 
-  // The head of an exit has the shape of the model's, and the same number of slices.
+  // Returns options with the shape of the model's head, and the same number of slices.
   [[nodiscard]] Expected<ExitOptions> exit_options(const model::Recipe& recipe) const {
     const model::Layer* head = nullptr;
     std::int64_t slices = 0;

@@ -26,8 +26,8 @@ struct Found {
   std::map<LayerId, double> plasticity = {};
 };
 
-// Micro-batch 0 runs the current model, micro-batch 1 the reference. In both, all tokens pass all
-// layers, so that the outputs have the same rows.
+// Runs the current model in micro-batch 0, and the reference in micro-batch 1. In both, all tokens
+// pass all layers, so that the outputs have the same rows.
 class ProbedLayer final : public model::ForwardingLayer {
  public:
   ProbedLayer(std::shared_ptr<const model::Layer> layer, Found& found)
@@ -105,7 +105,7 @@ Expected<std::vector<double>> plasticity(const Boundary& boundary, const ProbedL
   }
   DYNMO_CHECK(boundary.probe != nullptr, "a pipeline that can be probed");
   DYNMO_TRY(boundary.probe(layers, /*times=*/2));
-  // One rank has each layer, so the sum of the bits is the number.
+  // Only one rank has a layer, so the sum of the bits is its number.
   std::vector<std::int64_t> bits(layers.size(), 0);
   for (const auto& [id, value] : found.plasticity) {
     bits[id.index()] = std::bit_cast<std::int64_t>(value);

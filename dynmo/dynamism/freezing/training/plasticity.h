@@ -26,8 +26,8 @@ namespace dynmo::dynamism {
 inline constexpr std::int64_t kComparedRows = 64;
 
 // Returns the similarities of the rows of a hidden tensor [..., D]. They are G = Q / |Q| by rows, Q
-// = A A^T. A has the rows at kComparedRows positions that are spread evenly (all rows if there are
-// fewer). The result is fp32, on the CPU, for any hidden tensor.
+// = A A^T. A has the rows at kComparedRows evenly spread positions (all rows if there are fewer).
+// The result is fp32 and on the CPU.
 [[nodiscard]] at::Tensor similarities(const at::Tensor& hidden);
 // Returns |G - H|^2 / n^2 of two similarities, in fp64.
 [[nodiscard]] double similarity_loss(const at::Tensor& g, const at::Tensor& h);

@@ -50,7 +50,7 @@ const at::Tensor& buffer(const model::LayerState& state, const std::string& name
 QuantizedRows quantize_rows(const at::Tensor& matrix) {
   const at::Tensor wide = matrix.to(at::kFloat);
   const at::Tensor scales = at::amax(wide.abs(), /*dim=*/1) / kLargest;
-  // A row of zeros stays one.
+  // A row of zeros stays zero.
   const at::Tensor divisors = at::where(scales > 0, scales, at::ones_like(scales)).unsqueeze(1);
   return {(wide / divisors).round_().clamp_(-kLargest, kLargest).to(at::kChar), scales};
 }

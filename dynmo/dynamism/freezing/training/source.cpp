@@ -35,7 +35,7 @@ class FreezingSource : public Source {
 
   std::string_view name() const override { return "freezing"; }
 
-  // The config of a run has been asked the same before; a model of one's own shows its ties here.
+  // Also checks the ties of a model that is not made from a config, whose checks come earlier.
   Expected<void> check(const Setting& setting) const override {
     const TrainingSetting known{.tied_embeddings = !setting.ties.empty()};
     DYNMO_TRY(check_training(options_, known));
@@ -157,8 +157,8 @@ class ByPlasticity final : public ByRule {
     checks_ = is_check(options(), now.step, steps()) && rule().frozen < end;
     if (!checks_ || now.step == first_check(options(), steps())) return change;
     if (rule().average.empty() && !rule().first.empty()) {
-      // Frozen layers have begun to train since the last check. Their movement is not the work of
-      // the full interval. They start again from their first value.
+      // Frozen layers have begun to train since the last check, so their movement is not that of a
+      // full interval. They start again from their first value.
       slopes_ = rule().first;
       return change;
     }
@@ -177,7 +177,7 @@ class ByPlasticity final : public ByRule {
     const auto begin = std::chrono::steady_clock::now();
     const int end = max_frozen(options(), whole_head(now.model));
     for (auto& [id, state] : now.states) {
-      // A frozen layer is what it was.
+      // A frozen layer has not changed.
       if (id.value < end && !state.frozen) take_reference(*now.model[id.index()], state);
     }
     probe_s_ += seconds_since(begin);
@@ -191,7 +191,7 @@ class ByPlasticity final : public ByRule {
   }
 
  private:
-  // From before a step until after it.
+  // Set before a step, for after_update().
   bool checks_ = false;
   std::optional<std::vector<double>> slopes_;  // by layer
   double probe_s_ = 0;                         // of this rank

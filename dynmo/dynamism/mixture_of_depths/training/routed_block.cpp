@@ -145,7 +145,7 @@ class RoutedBlock final : public model::Layer {
     add("predictor.up.weight", {inner, hidden_}, kStd);
     add("predictor.up.bias", {inner}, 0);
     add("predictor.down.weight", {inner}, kStd);
-    // The logit of a row that it knows nothing of.
+    // The logit of the mean share of chosen rows.
     const double share = std::clamp(capacity_, 0.01, 0.99);
     add("predictor.down.bias", {1}, 0, std::log(share / (1 - share)));
     return all;
@@ -235,7 +235,7 @@ class RoutedBlock final : public model::Layer {
   [[nodiscard]] std::size_t index(std::size_t i) const {
     return attention_parameters_ + mlp_parameters_ + i;
   }
-  // fp32 also where the halves compute in bf16.
+  // Returns an own parameter, which is fp32 even if the halves compute in bf16.
   [[nodiscard]] const Tensor& own(const LayerState& state, std::size_t i) const {
     DYNMO_CHECK(state.parameters.size() == index(kOwnParameters), "{} parameters for {}, got {}",
                 index(kOwnParameters), name_, state.parameters.size());
@@ -291,7 +291,8 @@ class RoutedBlock final : public model::Layer {
     return tensor_of(rows);
   }
 
-  // Writes the chosen rows of `out`. Returns the MLP's output.
+  // Runs the halves on the chosen rows, and writes those rows of `out_BTD`. Returns the MLP's
+  // output.
   model::Output route(const LayerState& state, const Tensor& x_BTD, const Tensor& rows_M,
                       const Tensor& positions_M, const Tensor& score_N,
                       const model::LayerContext& context, RoutedStash* saved,
@@ -321,7 +322,8 @@ class RoutedBlock final : public model::Layer {
     return outer;
   }
 
-  // Rows by the predictor, each sequence by itself, as they may be of any number.
+  // Runs the rows that the predictor chooses. Sequences run separately, because their numbers of
+  // rows differ.
   [[nodiscard]] model::Output generated(const LayerState& state, const Tensor& x_BTD,
                                         const Tensor& x_ND,
                                         const model::LayerContext& context) const {
@@ -342,7 +344,7 @@ class RoutedBlock final : public model::Layer {
     return {.hidden = out_BTD};
   }
 
-  // The predictor's inner values and logits.
+  // Returns the predictor's inner values and logits.
   [[nodiscard]] std::pair<Tensor, Tensor> logits_of(const LayerState& state,
                                                     const Tensor& x_ND) const {
     Tensor inner_NP = at::addmm(own(state, kUpBias), x_ND, own(state, kUp).t());

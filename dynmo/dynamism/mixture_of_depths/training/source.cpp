@@ -12,8 +12,8 @@
 namespace dynmo::dynamism {
 namespace {
 
-// Router and predictor are parameters of their layer: there is nothing to decide between steps, and
-// nothing to remember.
+// Decides and stores nothing between steps, because router and predictor are parameters of their
+// layer.
 class MixtureOfDepthsSource final : public Source {
  public:
   explicit MixtureOfDepthsSource(const MixtureOfDepthsOptions& options) : options_(options) {}
@@ -60,7 +60,7 @@ class MixtureOfDepthsSource final : public Source {
   Expected<void> after_update(const Boundary& boundary, const Outcome& outcome) override {
     blocks_.clear();
     for (std::size_t i = 0; i < boundary.model.size(); ++i) {
-      // (Experts in the block have theirs before.)
+      // Figures of experts in the block come first.
       const std::vector<std::string> names = boundary.model[i]->figures();
       const std::vector<std::string> own = depths_figures();
       if (names.size() < own.size() || !std::equal(own.rbegin(), own.rend(), names.rbegin())) {
@@ -90,7 +90,8 @@ class MixtureOfDepthsSource final : public Source {
   }
 
  private:
-  // Attention and MLP of one block, each with the norm first.
+  // Returns whether slots `i` and `i` + 1 are attention and MLP of one block, each with the norm
+  // first.
   static bool halves_at(const model::Recipe& recipe, std::size_t i) {
     using model::Part;
     const model::Slot& slot = recipe.slots[i];

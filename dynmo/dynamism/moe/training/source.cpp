@@ -42,7 +42,7 @@ struct LayerCounts {
   [[nodiscard]] double assigned() const {
     return std::accumulate(experts.begin(), experts.end(), 0.0);
   }
-  // MaxVio: how far the fullest expert lies above the mean (Wang et al., 2024).
+  // Returns MaxVio, the fullest expert / the mean - 1 (Wang et al., 2024).
   [[nodiscard]] double violation() const {
     if (assigned() <= 0) return 0;
     return *std::ranges::max_element(experts) / assigned() * static_cast<double>(experts.size()) -
@@ -88,7 +88,7 @@ class MoeSource final : public Source {
   Expected<void> after_update(const Boundary& now, const Outcome& outcome) override {
     counts_.clear();
     for (std::size_t i = 0; i < now.model.size(); ++i) {
-      // (An exit behind a layer adds its own behind these.)
+      // An exit behind a layer adds its figures behind these.
       const std::vector<std::string> names = now.model[i]->figures();
       if (names.size() < figures_.size() ||
           !std::equal(figures_.begin(), figures_.end(), names.begin())) {

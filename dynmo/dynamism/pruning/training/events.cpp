@@ -17,13 +17,13 @@
 namespace dynmo::dynamism {
 namespace {
 
-// The std of the distribution that a matrix is drawn from.
+// Returns the std of the distribution from which a matrix is drawn.
 float nominal_std(const model::ParameterSpec& spec) {
   return spec.init_std > 0 ? static_cast<float>(spec.init_std) : 1.0F;
 }
 
-// The root mean square of a matrix's weights, summed in their order, so that it has the same bits
-// everywhere. A matrix of zeros has no scale of its own.
+// Returns the root mean square of a matrix's weights, or nominal_std() if all are 0. It is summed
+// in the order of the weights, so that it has the same bits everywhere.
 float measured_std(const OwnMatrix& matrix) {
   const at::Tensor kept = weights_on_host(matrix).contiguous();
   const std::span weights(kernels::host_data<const float>(kept),
@@ -58,7 +58,7 @@ at::Tensor weights_on_host(const OwnMatrix& matrix) {
   return model::kept_values(matrix.layer->parameters[matrix.parameter]).to(at::kCPU, at::kFloat);
 }
 
-// Alike on all ranks, each of which has some of the matrices.
+// All ranks get the same stds, although each has only some of the matrices.
 Expected<void> InitialStd::measure_if_imported(const Boundary& boundary) {
   if (boundary.step != 0 || !boundary.imported || magnitude_ != Magnitude::kScaled) return {};
   std::vector<std::int64_t> bits;

@@ -36,14 +36,14 @@ enum class OwnLayers { kTrained, kAll };
 [[nodiscard]] at::Tensor weights_on_host(const OwnMatrix& matrix);
 
 // The stds by which weights of different matrices are compared. They are those of the distributions
-// that the matrices were drawn from. If a run began with given weights, they are measured before
-// its first step, and stored, as they cannot be recovered after training.
+// from which the matrices were drawn. If a run began with given weights, they are measured before
+// its first step and stored, because training changes the weights.
 class InitialStd {
  public:
   explicit InitialStd(Magnitude magnitude) : magnitude_(magnitude) {}
 
-  // Measures them if this is the first step of a run that began with given weights. Called by all
-  // ranks alike.
+  // Measures them if this is the first step of a run that began with given weights. All ranks call
+  // it.
   [[nodiscard]] Expected<void> measure_if_imported(const Boundary& boundary);
   // Returns the std of a matrix, or 1 for raw magnitudes.
   [[nodiscard]] Expected<float> of(std::size_t number, const model::ParameterSpec& spec) const;

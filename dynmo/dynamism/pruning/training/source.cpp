@@ -19,7 +19,7 @@
 namespace dynmo::dynamism {
 namespace {
 
-// A matrix of this rank that trains, and what it has left.
+// A training matrix of this rank, and its kept weights.
 struct Own : OwnMatrix {
   at::Tensor kept;  // values, in host memory
 };
@@ -85,7 +85,7 @@ class WeightPruning final : public PruningEvents {
     return Masks(masks_of(own, pool));
   }
 
-  // The pool holds the layers of all ranks but the frozen ones.
+  // Returns the pool of all ranks' matrices, without those of frozen layers.
   static Expected<Pool> pool_of(const std::vector<Own>& own, const Boundary& boundary) {
     std::vector<std::int64_t> weights;
     for (const auto& layer : boundary.model) {

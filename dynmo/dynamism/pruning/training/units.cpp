@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Removes whole units (model/units.h). At an event one threshold for all hidden units of the model,
-// and one for all groups of heads, leave the share that the schedule says. The two pools are apart
-// because the size of a hidden unit cannot be compared with that of a group.
+// and one for all groups of heads, leave the share of the schedule. There are two pools, because
+// the size of a hidden unit cannot be compared with that of a group.
 #include "dynmo/model/units.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct OwnSet {
   std::size_t number = 0;  // among all sets of the model
   model::LayerState* layer = nullptr;
   model::UnitSet set;
-  std::vector<float> sizes = {};  // of the units that are left
+  std::vector<float> sizes = {};  // of the kept units
 };
 
 // The sets that train, on all ranks.
@@ -40,11 +40,11 @@ struct UnitPools {
   std::vector<std::int64_t> index;  // by number of the set, in the pool of its kind
   std::array<std::int64_t, 2> sets = {};
   std::array<std::int64_t, 2> units = {};
-  std::array<std::int64_t, 2> least = {};  // that stay under max_sparsity
+  std::array<std::int64_t, 2> least = {};  // units that stay because of max_sparsity
 };
 
-// Adds the largest units that go, until the number that stays is a multiple of `multiple`, or all
-// stay. If sizes are equal, the first unit is added.
+// Adds the largest of the other units to `stay`, until it has a multiple of `multiple` units or
+// all. If sizes are equal, the first unit is added.
 std::vector<std::int32_t> rounded_up(std::vector<std::int32_t> stay, std::span<const float> sizes,
                                      std::int64_t multiple) {
   const auto wanted =
@@ -107,7 +107,7 @@ class UnitPruning final : public PruningEvents {
     return count_left(own, pools, boundary);
   }
 
-  // With the sizes of their units.
+  // Returns this rank's training sets with the sizes of their units.
   [[nodiscard]] Expected<std::vector<OwnSet>> own_sets(const Boundary& boundary) const {
     std::vector<OwnSet> own;
     std::size_t set_number = 0;
@@ -159,7 +159,7 @@ class UnitPruning final : public PruningEvents {
     const std::size_t k = index_of_kind(kind);
     if (pools.sets[k] == 0) return {};
     PruningEvent event = event_at(options_, boundary.step, pools.sets[k], pools.units[k]);
-    // Few heads may not suffice for the schedule, as each layer keeps some.
+    // Each layer keeps some heads, so few heads may not suffice for the schedule.
     if (weights_left(event.sparsity, event.weights) < pools.least[k]) {
       event.sparsity =
           1 - static_cast<double>(pools.least[k]) / static_cast<double>(pools.units[k]);
@@ -184,7 +184,7 @@ class UnitPruning final : public PruningEvents {
     return {};
   }
 
-  // Counts the units that are left on all ranks, and returns those of this rank.
+  // Counts the units that are left on all ranks, and returns the masks of this rank.
   Expected<Masks> count_left(const std::vector<OwnSet>& own, const UnitPools& pools,
                              const Boundary& boundary) {
     std::vector<std::int64_t> counts(kUnitKinds.size());

@@ -131,7 +131,8 @@ class DropPattern final : public model::AttentionPattern {
   }
 
  private:
-  // Draws of a head go on from token to token, so that those of a text are those of a longer one.
+  // Adds the kept rows of each head. A head draws token by token, so a longer text begins with the
+  // same draws.
   void kept(const at::Tensor& q_BTHK, std::uint64_t key, at::Tensor& rows,
             at::Tensor& offsets) const {
     const std::int64_t tokens = q_BTHK.size(1);

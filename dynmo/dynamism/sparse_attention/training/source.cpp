@@ -53,7 +53,7 @@ class SparseAttentionSource final : public Source {
     return {};
   }
 
-  // Pairs by block, of all heads, micro-batches and replicas of the step.
+  // Returns the pairs by block, over all heads, micro-batches and replicas of the step.
   Json figures() const override {
     if (pairs_.empty()) return nullptr;
     return {{"pairs", pairs_}, {"share", share(sum() / static_cast<double>(pairs_.size()))}};
