@@ -98,7 +98,8 @@ AttentionGradient gradient_of(const at::Tensor& gradient_BTHK, const at::Tensor&
   return gradient;
 }
 
-// Whole sequences, whose queries belong to the last keys. Each token sees the keys up to its own.
+// Whole sequences as sections. Queries belong to the last keys, and each sees the keys up to its
+// own.
 class WholeSequences {
  public:
   WholeSequences(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK)
@@ -118,7 +119,7 @@ class WholeSequences {
   Sections sections_;
 };
 
-// `tokens`: of x.
+// Checks x, which must have `tokens` tokens, against q.
 void check(const at::Tensor& x_BTHK, const at::Tensor& q_BTHK, std::int64_t tokens) {
   DYNMO_CHECK(x_BTHK.is_cpu() && x_BTHK.dim() == 4 && x_BTHK.stride(3) == 1 &&
                   x_BTHK.scalar_type() == q_BTHK.scalar_type() && x_BTHK.size(1) == tokens &&
@@ -152,7 +153,7 @@ AttentionGradient gradient_of(const at::Tensor& gradient_BTHK, const at::Tensor&
   }
 }
 
-// N rows as one sequence.
+// Returns N rows as one sequence.
 at::Tensor whole(const at::Tensor& x_NHK, at::ScalarType type) {
   return x_NHK.to(type).unsqueeze(0);
 }

@@ -22,7 +22,7 @@
 namespace dynmo::kernels::blocks {
 
 // Number of rows in a block. Products of this size run at their full rate. More rows would mean
-// more scores (rows x T), and more keys computed in vain (half a block).
+// more scores (rows x T), and more hidden keys to compute (half a block).
 inline constexpr std::int64_t kRows = 64;
 
 struct Sizes {
@@ -84,7 +84,7 @@ class Scratch {
   using Wide = loops::Wide<Element>;
   static constexpr bool kNarrow = !std::is_same_v<Element, Wide>;
 
-  // Makes buffers. `most_scores` is the largest kRows x keys, or less, of any section.
+  // Makes buffers. `most_scores` is max_scores() of the sections.
   Scratch(const Sizes& sizes, std::int64_t most_scores)
       : scores(size(most_scores)),
         gradient(scores.size()),
@@ -111,7 +111,7 @@ class Scratch {
   std::vector<Element> narrow_;
 };
 
-// Sets `to` to `factor` x a b, rounded to rows of Element.
+// Sets the rows of `to`, `stride` apart, to factor * a b, rounded to Element.
 template <typename Element>
 void multiply_into(Scratch<Element>& scratch, const ProductShape& shape, double factor,
                    const MatrixView<Element>& a, const MatrixView<Element>& b, Element* to,
@@ -227,7 +227,7 @@ void for_each_group(const Sections& sections, std::int64_t heads, const Sizes& s
   });
 }
 
-// Presents the sections of `ragged` as tensors 1NHK.
+// The sections of `ragged`, as rows of tensors 1NHK.
 class RaggedSections {
  public:
   explicit RaggedSections(const Ragged& ragged) : seen_(ragged.queries.positions.size()) {

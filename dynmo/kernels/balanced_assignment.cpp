@@ -14,7 +14,7 @@ namespace {
 constexpr double kLargest = 1e30;
 constexpr double kNoWay = -std::numeric_limits<double>::infinity();
 
-// The gain of moving a token from one expert to another. Ties go to the first token.
+// The move of a token from one expert to another. Ties go to the first token.
 struct Move {
   double gain;
   std::int64_t token;
@@ -83,7 +83,7 @@ class Assigner {
   }
 
   // Gives the token one more expert, by the path of largest gain that ends at an expert with room.
-  // (No cycle gains anything: the assignment so far is the best of its tokens.)
+  // No cycle has a gain, because the assignment so far is the best for its tokens.
   void place(std::size_t token) {
     std::vector<double> gain(experts_, kNoWay);
     std::vector<std::size_t> before(experts_, experts_);
@@ -93,12 +93,12 @@ class Assigner {
     for (std::size_t round = 1; round < experts_; ++round) {
       bool better = false;
       for (std::size_t from = 0; from < experts_; ++from) {
-        // A path that has room need not go on, unless what comes behind it gains: it never does.
+        // A path ends at an expert with room, because a longer one never gains more.
         if (gain[from] == kNoWay || room_[from] > 0) continue;
         for (std::size_t to = 0; to < experts_; ++to) {
           const Move* move = from == to ? nullptr : best(from, to);
           if (move == nullptr || !(gain[from] + move->gain > gain[to])) continue;
-          // (A circle gains nothing but by rounding.)
+          // A cycle could only gain by rounding.
           if (leads_to(before, from, to)) continue;
           gain[to] = gain[from] + move->gain;
           before[to] = from;
@@ -125,7 +125,7 @@ class Assigner {
     give(token, end);
   }
 
-  // Whether the path to `end` comes by `expert`.
+  // Returns whether the path to `end` passes `expert`.
   bool leads_to(const std::vector<std::size_t>& before, std::size_t end, std::size_t expert) const {
     for (std::size_t e = end; e < experts_; e = before[e]) {
       if (e == expert) return true;

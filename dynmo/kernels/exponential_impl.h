@@ -6,7 +6,7 @@
 // it.
 
 // Returns e^x by Cephes' polynomial (Moshier, expf.c), to 2 units in the last place. It has no
-// branches, so that loops over it are vectorized. x is held to -87 to 88; not a number stays so.
+// branches, so that loops over it are vectorized. x is clamped to [-87, 88]. NaN stays NaN.
 DYNMO_INLINE float exponential(float x) {
   x = x < -87.0F ? -87.0F : x;
   x = x > 88.0F ? 88.0F : x;

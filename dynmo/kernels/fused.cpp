@@ -15,13 +15,13 @@ using device::kThreads;
 using device::launch;
 using device::Operand;
 
-constexpr std::int64_t kPackBytes = 16;  // that a thread reads at a time
+constexpr std::int64_t kPackBytes = 16;  // read by a thread at a time
 
 bool is_served(const at::Tensor& tensor) {
   if (!tensor.defined()) return true;
   const std::int64_t offset =
       tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size());
-  // Allocations of devices start at multiples of 256 bytes.
+  // Allocations of a device start at multiples of 256 bytes, so only the offset matters.
   return tensor.is_contiguous() && offset % kPackBytes == 0;
 }
 
@@ -32,7 +32,8 @@ const char* of_type(const at::Tensor& x, const char* of_float, const char* of_bf
   return x.scalar_type() == at::kFloat ? of_float : of_bf16;
 }
 
-// Blocks for `count` elements, `pack` a thread. More than a device runs at a time gain nothing.
+// Returns the blocks for `count` elements, `pack` in each thread. kMost exceeds what a device runs
+// at a time.
 std::int64_t blocks_for(std::int64_t count, std::int64_t pack) {
   constexpr std::int64_t kMost = 1 << 15;
   return std::clamp((count / pack + kThreads - 1) / kThreads, std::int64_t{1}, kMost);
@@ -76,7 +77,7 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
 NormGradient norm_gradient(const at::Tensor& gradient_ND, const at::Tensor& x_ND,
                            const at::Tensor& inverse_N1, const at::Tensor& weight_D,
                            InputGradient wanted, const at::Tensor& residual_ND) {
-  constexpr std::int64_t kRows = 32;  // that a part of the weight's gradient sums
+  constexpr std::int64_t kRows = 32;  // in each partial sum of the weight's gradient
   const std::int64_t rows = x_ND.size(0);
   const std::int64_t width = x_ND.size(1);
   const at::Tensor parts =

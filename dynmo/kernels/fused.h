@@ -35,7 +35,8 @@ void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product
 void cross_entropy_gradient(at::Tensor& probabilities_NV, const at::Tensor& targets_N,
                             double gradient, std::int64_t tokens);
 
-// Takes `cosine` and `sine` of the tokens' positions: [T, K / 2], fp32.
+// Rotates as apply_rope() of operations.h does. `cosine` and `sine` are those of the tokens'
+// positions: [T, K / 2], fp32.
 void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& sine,
                 Rope direction);
 

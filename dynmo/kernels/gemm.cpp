@@ -21,9 +21,9 @@ using V = vectors::Vector<float, 64>;
 constexpr int kLanes = 16;
 constexpr int kRows = 12;        // at most, of a block
 constexpr Index kDepth = 320;    // at most, of a panel: 40 KiB
-constexpr Index kRowsOfA = 512;  // that stay in the second cache
+constexpr Index kRowsOfA = 512;  // which stay in the second cache
 
-// c = a panel, or c += a panel, of kCount rows and of the panel's first `width` columns.
+// Sets c = a panel, or c += a panel, for kCount rows and the panel's first `width` columns.
 template <int kCount, bool kTransposed>
 DYNMO_512_BITS void block(Index depth, const float* a, Index a_stride, const float* panel,
                           Result result, float* c, Index c_stride, Index width) {
@@ -88,7 +88,7 @@ DYNMO_512_BITS void pack(const Operand& b, Index row, Index depth, Index column,
   }
 }
 
-// The same of a transposed b, square by square.
+// Like pack(), for a transposed b, square by square.
 DYNMO_512_BITS void pack_transposed(const Operand& b, Index row, Index depth, Index column,
                                     Index width, float* panel) {
   const float* from = b.data + column * b.stride + row;
@@ -151,7 +151,7 @@ void multiply(const Range& part, std::int64_t depth, const Operand& a, const Ope
       for (Index n = part.first_column; n < part.end_column; n += kColumns) {
         const Index width = std::min(kColumns, part.end_column - n);
         (b.transposed ? pack_transposed : pack)(b, k, here, n, width, panel);
-        // As equal blocks as there can be.
+        // Blocks are as equal as possible.
         Index left = (end - first + kRows - 1) / kRows;
         for (Index m = first; m < end; --left) {
           const Index rows = (end - m + left - 1) / left;

@@ -27,7 +27,7 @@ namespace {
 
 using at::Tensor;
 
-// The tensor itself but for bf16.
+// Returns the tensor in its accumulation_type: itself unless it is bf16.
 Tensor wide(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
 
 Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {
@@ -36,12 +36,13 @@ Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& 
   return has_kernel(kOne, q_BHTK) ? fused_choice(q_BHTK, k_BHTK, v_BHTK) : Fused::kNone;
 }
 
-// CUDA's kernels read rows and weight by one type.
+// CUDA's kernels need rows and weight of one type.
 bool has_fused_norm(const Tensor& x_ND, const Tensor& weight_D) {
   return x_ND.scalar_type() == weight_D.scalar_type() && has_kernel("aten::_fused_rms_norm", x_ND);
 }
-// In bf16 the kernel would round the weight's gradient before micro-batches are summed, and that of
-// x before the residual is added. Then losses leave the CPU's by more than roundings do.
+// Excludes bf16, for which the kernel would round the weight's gradient before micro-batches are
+// summed, and that of x before the residual is added. Losses would then differ from the CPU's by
+// more than rounding.
 bool has_fused_norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND,
                              const Tensor& weight_D) {
   return x_ND.scalar_type() == accumulation_type(x_ND.scalar_type()) &&
@@ -63,8 +64,8 @@ NormGradient fused_norm_gradient(const Tensor& gradient_ND, const Tensor& x_ND,
   return gradient;
 }
 
-// Scores of each query with the keys it sees, in the statistics type, [B, H, T, T]; -inf for those
-// it does not see.
+// Returns the scores of each query and key in accumulation_type, [B, H, T, T]. A key that the query
+// does not see has -inf.
 Tensor scores_of(const Tensor& q_BHTK, const Tensor& k_BHTK) {
   const std::int64_t tokens = q_BHTK.size(2);
   const double scale = 1 / std::sqrt(static_cast<double>(q_BHTK.size(3)));
@@ -75,8 +76,8 @@ Tensor scores_of(const Tensor& q_BHTK, const Tensor& k_BHTK) {
       .masked_fill_(later, -std::numeric_limits<double>::infinity());
 }
 
-// High and low half of the 64-bit product of two 32-bit words, each word in an int64. The product
-// may wrap into the sign, which the mask takes off again.
+// Returns the high and the low half of the 64-bit products of 32-bit words, each in an int64. A
+// product may wrap into the sign, which the mask removes.
 constexpr std::int64_t kWord = 0xFFFFFFFF;
 std::pair<Tensor, Tensor> product_of(const Tensor& words, std::int64_t factor) {
   const Tensor product = words * factor;
@@ -86,8 +87,8 @@ std::pair<Tensor, Tensor> product_of(const Tensor& words, std::int64_t factor) {
 }  // namespace
 
 Fused fused_choice(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {
-  // Beyond 128 a head's backward pass is not on every device for which the choice, which is made
-  // for the forward pass, says yes.
+  // The choice is made for the forward pass. Some of its devices have no backward pass for heads
+  // above 128 elements.
   if (q_BHTK.size(3) % 8 != 0 || q_BHTK.size(3) > 128) return Fused::kNone;
   const auto chosen = static_cast<Fused>(at::_fused_sdp_choice(
       q_BHTK, k_BHTK, v_BHTK, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
@@ -182,7 +183,7 @@ void apply_rope(Tensor& x_BTHK, const Tensor& cosine, const Tensor& sine, Rope d
   const std::int64_t half = x_BTHK.size(3) / 2;
   Tensor low = x_BTHK.narrow(3, 0, half);
   Tensor high = x_BTHK.narrow(3, half, half);
-  // One angle for all heads of a token: [T, 1, K / 2].
+  // [T, 1, K / 2]: all heads of a token have the same angles.
   const Tensor c = cosine.unsqueeze(1);
   const Tensor s = direction == Rope::kForward ? sine.unsqueeze(1) : sine.neg().unsqueeze(1);
   const Tensor low_c = low * c;
@@ -233,7 +234,7 @@ AttentionGradient causal_attention_gradient(const Tensor& gradient_BTHK, const T
   const Tensor v = v_BTHK.transpose(1, 2);
   const Tensor out = attention.out_BTHK.transpose(1, 2);
   const auto as_given = [](const Tensor& x_BHTK) { return x_BHTK.transpose(1, 2).contiguous(); };
-  // The same choice as in the forward pass: it is one of type, shape and device.
+  // This is the choice of the forward pass, because it depends only on type, shape and device.
   const Fused fused = fused_attention(q, k, v);
   if (fused == Fused::kFlash) {
     const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
@@ -276,7 +277,7 @@ void add_product(Tensor& sum_MN, const Tensor& a_KM, const Tensor& b_KN) {
   }
 }
 
-// An ascending order has NaN last, if its sign bit is 0.
+// Sorts negated scores in ascending order, in which NaN is last if its sign bit is 0.
 Tensor select_top(const Tensor& scores_BT, std::int64_t count) {
   const Tensor keys_BT =
       scores_BT.neg().masked_fill_(scores_BT.isnan(), std::numeric_limits<double>::quiet_NaN());

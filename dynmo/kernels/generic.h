@@ -26,8 +26,8 @@ namespace dynmo::kernels {
 
 namespace dynmo::kernels::generic {
 
-// Uses libtorch's fused kernels where the device has them. These want equal types of rows and
-// weight. Otherwise uses the formula.
+// Uses libtorch's fused kernels if the device has them, and rows and weight have the same type.
+// Otherwise uses the formula.
 [[nodiscard]] Normed rms_norm(const at::Tensor& x_ND, const at::Tensor& weight_D, double epsilon);
 [[nodiscard]] at::Tensor normed_again(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                                       const at::Tensor& weight_D, double epsilon);
@@ -80,7 +80,7 @@ void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b
 // Returns the places in each row that select_top() chooses, int64, [B, count].
 [[nodiscard]] at::Tensor select_top(const at::Tensor& scores_BT, std::int64_t count);
 
-// Like add_rows() of hand_written.h.
+// Like add_rows() of model/hand_written.h.
 void add_rows(at::Tensor& gradient_VD, const at::Tensor& tokens, const at::Tensor& from);
 
 // Returns which of `like`'s elements dropout keeps, with the CPU's bits. Element i is kept if word

@@ -21,9 +21,9 @@ using at::Tensor;
 
 Tensor widened(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
 
-// Keys are the rows of a section without the last one, which no query sees. Queries are those
-// without the first one, which sees no key. So plain causal attention of L - 1 queries and keys
-// lets a row see the rows before it, but not itself.
+// Keys are the rows of a section without the last one, which no query sees. Queries are the rows
+// without the first one, which sees no key. So in plain causal attention of L - 1 queries and keys
+// a row sees the rows before it, but not itself.
 enum Shift : std::int64_t { kKeys = 0, kQueries = 1 };
 
 Tensor rows_at(const Selection& selection, Shift shift) {
@@ -90,11 +90,11 @@ Fused fused_sections(const Tensor& q_BTHK) {
   if (!has_kernel("aten::_flash_attention_forward", q_BTHK)) return Fused::kNone;
   const Tensor q_BHTK = q_BTHK.transpose(1, 2);
   const Fused chosen = fused_choice(q_BHTK, q_BHTK, q_BHTK);
-  // cuDNN's is for whole sequences. Flash has its types.
+  // cuDNN's operation is for whole sequences. Flash takes the same types.
   return chosen == Fused::kCudnn ? Fused::kFlash : chosen;
 }
 
-// Offsets of the sections, and the most rows that one can have.
+// Offsets of the sections, and the maximum number of rows of one.
 struct Packing {
   explicit Packing(const Selection& selection, std::int64_t tokens)
       : offsets(selection.packed_offsets), longest(std::max<std::int64_t>(tokens - 1, 1)) {}
@@ -155,28 +155,28 @@ struct SortedBuckets {
     bucket_NT = bucket_NT.to(at::kLong);
     head_N1 = at::arange(bucket_NT.size(0), order_NT.options()).unsqueeze(1);
   }
-  // The row (b T + t) H + 0 of each head, with h.
+  // Returns the row of each head's first token, (b T + 0) H + h.
   [[nodiscard]] Tensor origin_N1() const {
     return head_N1.div(heads, "floor")
         .mul_(bucket_NT.size(1) * heads)
         .add_(head_N1.remainder(heads));
   }
-  // The rank of each token in its section.
+  // Returns the rank of each token in its section.
   [[nodiscard]] Tensor rank_NT() const {
     return std::get<1>(at::sort(order_NT, /*dim=*/1)).sub_(first_NS.gather(1, bucket_NT));
   }
-  // The number of pairs of a query and an earlier key.
+  // Returns the number of pairs of a query and an earlier key.
   [[nodiscard]] Tensor pairs() const {
     return count_NS.square().sum().sub_(bucket_NT.numel()).div_(2, "floor");
   }
-  // Numbers by head and token, by row.
+  // Returns numbers by head and token in the order of rows.
   [[nodiscard]] Tensor by_row(const Tensor& x_NT) const {
     return x_NT.view({-1, heads, x_NT.size(1)}).transpose(1, 2).flatten();
   }
   Tensor bucket_NT;
   std::int64_t heads;
   Tensor order_NT;  // tokens
-  Tensor first_NS;  // of the order
+  Tensor first_NS;  // places in the order
   Tensor count_NS;
   Tensor head_N1;
 };
@@ -197,7 +197,7 @@ Tensor angular_hashes(const Tensor& x_BTHK, const Tensor& directions_HKS) {
 }
 
 bool can_pack(const Tensor& q_BTHK, std::int64_t buckets) {
-  constexpr std::int64_t kMostSections = 65535;  // that a grid of CUDA has in a dimension
+  constexpr std::int64_t kMostSections = 65535;  // limit of a dimension of CUDA's grids
   return q_BTHK.size(0) * q_BTHK.size(2) * buckets <= kMostSections &&
          fused_sections(q_BTHK) != Fused::kNone;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention within buckets of queries as compositions of libtorch's, for devices (generic.h). They
-// run on any device, so tests compare them with the kernels on the CPU.
+// Attention within buckets of queries, composed of libtorch's operations, for devices (generic.h).
+// The functions run on any device, so tests compare them with the kernels on the CPU.
 //
 // The rows of a bucket of a head are a section, in one of two forms:
 //
@@ -25,22 +25,21 @@ namespace dynmo::kernels::generic {
 // one device. Does not wait for it.
 [[nodiscard]] at::Tensor angular_hashes(const at::Tensor& x_BTHK, const at::Tensor& directions_HKS);
 
-// Returns whether queries of this type and shape can be packed: whether libtorch chooses a fused
-// operation for them that takes sections, at::_flash_attention_forward or
-// at::_efficient_attention_forward. CUDA has both, the CPU none. They take heads of a multiple of 8
-// elements, up to 128, and 65,535 sections at most. Flash takes bf16 and fp16, the other fp32, too.
+// Returns whether queries of this type and shape can be packed. Then libtorch chooses a fused
+// operation that takes sections: at::_flash_attention_forward or at::_efficient_attention_forward.
+// CUDA has both, the CPU none. They take heads of a multiple of 8 elements, up to 128, and at most
+// 65,535 sections. Flash takes bf16 and fp16, the other one fp32, too.
 [[nodiscard]] bool can_pack(const at::Tensor& q_BTHK, std::int64_t buckets);
 
-// Returns the selection of a token's own head and bucket, without the token itself, in its packed
-// form. Buckets are int32, from 0 to buckets - 1.
+// Returns the selection in which a token sees the earlier tokens of its head and bucket, in the
+// packed form. Buckets are int32, from 0 to buckets - 1.
 [[nodiscard]] Selection pack_buckets(const at::Tensor& bucket_BHT, std::int64_t buckets);
 
-// Returns the same in its padded form. Waits once for the device, for the longest section. No bound
-// on it would do instead: but for T, which costs S times dense attention, every one can be
-// exceeded.
+// Like pack_buckets(), in the padded form. Waits once for the device, to read the length of the
+// longest section. Its only bound is T, with which attention would cost S times dense attention.
 [[nodiscard]] Selection select_buckets(const at::Tensor& bucket_BHT, std::int64_t buckets);
 
-// Like selected_attention() and its gradient of selected_attention.h, on either form. The queries
+// Like selected_attention() and its gradient in selected_attention.h, for either form. The queries
 // with norm 1 serve as keys. Nothing waits for the device.
 [[nodiscard]] Attention selected_attention(const at::Tensor& q_BTHK, const at::Tensor& v_BTGK,
                                            const Selection& selection);

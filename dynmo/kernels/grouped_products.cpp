@@ -15,9 +15,9 @@ namespace {
 
 using at::Tensor;
 
-// More blocks waste fewer places, and need more copies of matrices.
+// More blocks leave fewer places empty, but need more copies of matrices.
 constexpr std::int64_t kBlocksOfAGroup = 2;
-// Rows of tiles of matrix products, and elements of 16 bytes of bf16.
+// Rows of a tile of matrix products, and elements in 16 bytes of bf16.
 constexpr std::int64_t kMultiple = 8;
 
 std::int64_t up_to_multiple(std::int64_t count, std::int64_t multiple) {
@@ -30,7 +30,7 @@ Tensor into_blocks(const RowGroups& groups, const Tensor& x_RI) {
 Tensor out_of_blocks(const RowGroups& groups, const Tensor& y_QCO) {
   return y_QCO.flatten(0, 1).index_select(0, groups.places_R);
 }
-// Places without a row are 0, so that they add nothing to sums.
+// Returns the rows in blocks. Places without a row are 0, so that they add nothing to sums.
 Tensor into_clean_blocks(const RowGroups& groups, const Tensor& x_RI) {
   return x_RI.index_select(0, groups.rows_P)
       .masked_fill_(groups.padding_P1, 0)
@@ -109,7 +109,7 @@ Tensor grouped_times_transposed(const RowGroups& groups, const Tensor& y_RO, con
 
 Tensor grouped_gradient(const RowGroups& groups, const Tensor& dy_RO, const Tensor& x_RI) {
   if (groups.form == GroupForm::kOperator) {
-    // Its kernel promises nothing for a sum over no rows.
+    // The kernel does not define the result of a group without rows.
     return at::_grouped_mm(dy_RO.t(), x_RI, groups.ends_G).masked_fill_(groups.empty_G11, 0);
   }
   const Tensor sums_QOI =

@@ -45,12 +45,11 @@ struct RowGroups {
   at::Tensor rows_P = {};      // int64, the row at each place; any row in padding
   at::Tensor padding_P1 = {};  // whether the place is padding
   at::Tensor places_R = {};    // int64, the place of each row
-  // Returns the tensors above.
   [[nodiscard]] std::vector<at::Tensor> tensors() const;
 };
 
-// Group g has the rows starts[g] to starts[g + 1] - 1 of `rows` ones. `starts` is int64, [G + 1],
-// on the device. Requires rows > 0.
+// Returns the groups of `rows` rows. Group g has the rows starts[g] to starts[g + 1] - 1. `starts`
+// is int64, [G + 1], on the device. Requires rows > 0.
 [[nodiscard]] RowGroups group_rows(const at::Tensor& starts, std::int64_t rows, GroupForm form);
 
 // Returns x W^T for each row and its group's W.

@@ -5,8 +5,7 @@
 #include <cmath>
 #include <limits>
 
-// (Names of extensions, not of architectures: g++ inlines no function into one of another
-// architecture.)
+// These are names of extensions, because g++ inlines no function into one of another architecture.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DYNMO_EACH_INSTRUCTION_SET __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
@@ -23,7 +22,7 @@ constexpr std::int64_t kLanes = 32;  // running sums of a row: enough to hide an
 
 DYNMO_INLINE double exponential(double x) { return std::exp(x); }
 
-// Sum of term(i) over 0 <= i < count.
+// Returns the sum of term(i) over 0 <= i < count.
 template <typename Sum, typename Term>
 DYNMO_INLINE Sum sum_of(std::int64_t count, Term term) {
   Sum lanes[kLanes] = {};
@@ -95,7 +94,7 @@ DYNMO_INLINE void norm_gradient_rows(const E* __restrict gradient, const E* __re
                                      std::int64_t width, E* __restrict x_gradient,
                                      Wide<E>* __restrict weight_gradient,
                                      Wide<E>* __restrict partial) {
-  constexpr std::int64_t kBlock = 32;  // rows summed apart: keeps fp32 sums of many rows accurate
+  constexpr std::int64_t kBlock = 32;  // rows of a partial sum, which keeps fp32 sums accurate
   std::fill_n(weight_gradient, width, Wide<E>(0));
   std::fill_n(partial, width, Wide<E>(0));
   for (std::int64_t n = 0; n < rows; ++n, gradient += width, x += width) {
@@ -173,7 +172,7 @@ DYNMO_INLINE double cross_entropy_rows(E* scores, const std::int64_t* targets, s
       const E inverse = E(1) / sum;
       for (std::int64_t i = 0; i < width; ++i) scores[i] *= inverse;
     } else {
-      // Twice, so that a probability is rounded to the element once.
+      // Computes exponentials twice, so that a probability is rounded to the element only once.
       sum = sum_of<Wide<E>>(
           width, [ scores, highest ](std::int64_t i) __attribute__((always_inline)) {
             return exponential(wide(scores[i]) - highest);
@@ -216,7 +215,8 @@ DYNMO_INLINE void rotate_heads(E* x, const Wide<E>* __restrict cosine,
   }
 }
 
-// Keys that a row does not see weigh less than a sum's last bit: whole rows are faster than parts.
+// Sums whole rows, which is faster than parts: keys that a row does not see add less than a sum's
+// last bit.
 template <typename E>
 DYNMO_INLINE void causal_softmax_rows(Wide<E>* scores, std::int64_t rows, const std::int64_t* seen,
                                       std::int64_t width, E* probabilities, Wide<E>* log_sum_exp) {
@@ -278,7 +278,7 @@ DYNMO_INLINE void row_products_rows(const E* a, std::int64_t a_stride, const E* 
   }
 }
 
-constexpr std::int64_t kMaxHashes = 64;  // side by side
+constexpr std::int64_t kMaxHashes = 64;  // computed together
 
 template <typename E>
 DYNMO_INLINE void highest_hash_rows(const E* x, std::int64_t stride, std::int64_t rows,

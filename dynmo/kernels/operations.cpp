@@ -45,7 +45,7 @@ void for_element_of(const at::Tensor& x, Function function) {
   }
 }
 
-// For a tensor of a device.
+// Implements apply_rope() for a tensor of a device.
 void rotate_on_device(at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                       Rope direction) {
   if (fused::serves(x, {cosine, sine})) return fused::apply_rope(x, cosine, sine, direction);
@@ -65,7 +65,7 @@ void rotate_rows(at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine
   }
 }
 
-// Handles fewer queries than keys: token t of q sees the keys up to its own place among all.
+// Computes attention of fewer queries than keys. A query sees the keys up to its own position.
 Attention attention_of_last(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                             const at::Tensor& v_BTHK) {
   const std::int64_t queries = q_BTHK.size(1);
@@ -315,7 +315,8 @@ void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction,
   });
 }
 
-// Where libtorch has no BLAS to call, its fused kernel: it, too, keeps no T x T probabilities.
+// If libtorch has no BLAS to call, its fused kernel serves the CPU. It keeps no T x T
+// probabilities, either.
 Attention causal_attention(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK,
                            const at::Tensor& v_BTHK) {
   if (q_BTHK.is_cpu() && has_blocked_attention(q_BTHK.scalar_type())) {

@@ -6,10 +6,10 @@
 // gradients run.
 //
 // Each function computes in the type of its arguments, so tests can run a whole layer in fp64. For
-// bf16 arguments, the norm's statistics, angles and sums are fp32. On the CPU, loops of their own
-// compute them and round results once. On other devices some have a kernel of our own
-// (fused.h). The others are composed of libtorch's operations, which do not wait for the
-// device. All tensors of a call are on one device.
+// bf16 arguments, the norm's statistics, angles and sums are fp32. On the CPU, loops.h computes
+// them and rounds results once. On other devices some functions have a kernel of our own (fused.h).
+// The others are composed of libtorch's operations, which do not wait for the device. All tensors
+// of a call are on one device.
 //
 // Dimensions: B sequences, T tokens, N = B x T, D hidden, F of an MLP, V vocabulary, H heads, K
 // head size.
@@ -52,8 +52,8 @@ struct NormGradient {
 // Computes silu(gate) * up, element by element. It is the middle of a gated MLP (Shazeer, "GLU
 // variants improve transformer", 2020).
 [[nodiscard]] at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF);
-// Replaces `gate` and `up` by their gradients, in place. On entry `product` is the gradient of
-// silu(gate) * up. It becomes silu(gate) * up. The next product's weight gradient needs that.
+// Replaces `gate` and `up` by their gradients, in place. `product` is the gradient of silu(gate) *
+// up on entry, and becomes silu(gate) * up. The weight gradient of the next matrix needs that.
 void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
 
 // Replaces the scores, fp32 or fp64, by probabilities, in place. Returns the logarithm of each
@@ -88,7 +88,7 @@ struct RotaryTable {
   // Returns the angles in `like`'s accumulation_type, on its device.
   [[nodiscard]] Angles of(const at::Tensor& like) const;
 };
-// Makes a table for heads of two values a frequency.
+// Makes a table for positions below `positions` and heads of two elements for each frequency.
 [[nodiscard]] RotaryTable rotary_table(std::int64_t positions,
                                        const std::vector<double>& frequencies);
 
@@ -107,8 +107,8 @@ void apply_rope(at::Tensor& x_BTHK, const RotaryTable& table, Rope direction,
 // heads). If k and v have more tokens than q, q's are the last of them, and there is no gradient.
 struct Attention {
   at::Tensor out_BTHK;
-  // Logarithms for the scores, one for each head and token. The gradient needs nothing else of the
-  // T x T probabilities.
+  // Logarithm of the sum of the exponentials of the scores, for each head and token. The gradient
+  // needs nothing else of the T x T probabilities.
   at::Tensor log_sum_exp;
   // State of the unused dropout, which gradients on CUDA need. Undefined elsewhere.
   std::array<at::Tensor, 2> draws = {};

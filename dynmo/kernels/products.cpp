@@ -14,8 +14,8 @@
 #include "dynmo/kernels/parallel_impl.h"
 #include "dynmo/kernels/processor.h"
 
-// libtorch_cpu.so exports these functions of its BLAS: Fortran's interface, columns first, 32-bit
-// sizes. Weak, as a libtorch without MKL has no product of bf16.
+// libtorch_cpu.so exports these functions of its BLAS, with Fortran's interface: columns first,
+// 32-bit sizes. They are weak, because a libtorch without MKL has no product of bf16.
 extern "C" {
 [[gnu::weak]] void sgemm_(const char* a_form, const char* b_form, const std::int32_t* m,
                           const std::int32_t* n, const std::int32_t* k, const float* alpha,
@@ -43,7 +43,7 @@ std::int32_t narrow(std::int64_t size) {
   return static_cast<std::int32_t>(size);
 }
 
-// Columns first, the rows of c are columns: c^T = b^T a^T.
+// Calls a product. It is columns first, so the rows of c are columns: c^T = b^T a^T.
 template <typename Function, typename Element, typename Sum>
 void call(Function function, const ProductShape& shape, Sum factor, const MatrixView<Element>& a,
           const MatrixView<Element>& b, Sum kept, Sum* c, std::int64_t c_stride) {
@@ -58,7 +58,7 @@ void call(Function function, const ProductShape& shape, Sum factor, const Matrix
   function(&b_form, &a_form, &n, &m, &k, &factor, b.data, &ldb, a.data, &lda, &kept, c, &ldc);
 }
 
-// As it is where rows or columns are contiguous.
+// Returns x itself if its rows or columns are contiguous, or else a contiguous copy.
 at::Tensor rows_or_columns(const at::Tensor& x) {
   return x.stride(0) == 1 || x.stride(1) == 1 ? x : x.contiguous();
 }
@@ -68,7 +68,7 @@ gemm::Operand operand_of(const at::Tensor& x) {
   return {x.const_data_ptr<float>(), x.stride(transposed ? 1 : 0), transposed};
 }
 
-// Rows or panels that a thread takes at least, so that it has a million multiply-adds.
+// Returns the minimum number of rows or panels of a thread, for a million multiply-adds.
 std::int64_t units_at_once(std::int64_t work_of_one) {
   constexpr std::int64_t kWork = 1 << 20;
   return std::max<std::int64_t>(kWork / std::max<std::int64_t>(work_of_one, 1), 1);
@@ -87,7 +87,7 @@ bool has_products<double>() {
 template <>
 bool has_products<c10::BFloat16>() {
 #if defined(__x86_64__)
-  // Without the instruction, emulated far below the rate of libtorch's other ways.
+  // Without the instruction, MKL emulates the product, far slower than libtorch's other operations.
   return gemm_bf16bf16f32_ != nullptr && __builtin_cpu_supports("avx512bf16") != 0;
 #else
   return gemm_bf16bf16f32_ != nullptr;
@@ -141,7 +141,7 @@ void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tenso
                   b_KN.size(1) == columns,
               "matrices that fit, got {} of {} by {}", fmt::join(c_MN.sizes(), "x"),
               fmt::join(a_MK.sizes(), "x"), fmt::join(b_KN.sizes(), "x"));
-  // These tensors own the elements until the end.
+  // These tensors keep the elements alive.
   const at::Tensor a = rows_or_columns(a_MK);
   const at::Tensor b = rows_or_columns(b_KN);
   const gemm::Operand left = operand_of(a);
@@ -150,7 +150,7 @@ void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tenso
   const auto run = [&](const gemm::Range& part) {
     gemm::multiply(part, depth, left, right, result, sum, c_MN.stride(0));
   };
-  // Threads share what there is more of.
+  // Threads divide rows or columns, whichever are more.
   if (rows > columns) {
     at::parallel_for(0, rows, units_at_once(columns * depth),
                      [&](std::int64_t begin, std::int64_t end) {

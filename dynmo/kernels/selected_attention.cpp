@@ -51,7 +51,7 @@ Ragged ragged_of(const Tensor& q_BTHK, const Selection& selection) {
   return ragged;
 }
 
-// Rows of x_BTGK by the numbers that a selection has for them, which count `heads` heads.
+// The rows of x_BTGK by their numbers in a selection, which count `heads` heads a token.
 template <typename Element>
 class Rows {
  public:
@@ -65,7 +65,7 @@ class Rows {
         group_(heads / x_BTGK.size(2)),
         width_(x_BTGK.size(3)) {}
 
-  // `rows`: of a section.
+  // Copies rows of a section into `to`. put() copies them back.
   void get(const std::int64_t* rows, std::int64_t count, Element* to) const {
     for (std::int64_t i = 0; i < count; ++i) std::copy_n(at(rows[i]), width_, to + i * width_);
   }
@@ -85,8 +85,8 @@ class Rows {
   std::int64_t by_token_;
   std::int64_t by_head_;
   std::int64_t tokens_;
-  std::int64_t heads_;  // that rows count
-  std::int64_t group_;  // of them share a head of x
+  std::int64_t heads_;  // in the numbers of rows
+  std::int64_t group_;  // heads that share a head of x
   std::int64_t width_;
 };
 
@@ -95,7 +95,7 @@ std::unique_ptr<Element[]> room(std::int64_t rows, const Sizes& sizes) {
   return std::make_unique_for_overwrite<Element[]>(static_cast<std::size_t>(rows * sizes.head));
 }
 
-// Keys of norm 1 made of queries, k = q / |q|, in place; 1 / |q| of each.
+// Replaces queries by keys of norm 1, k = q / |q|. Returns 1 / |q| of each.
 template <typename Element>
 std::vector<loops::Wide<Element>> make_keys(Element* q, std::int64_t rows, const Sizes& sizes) {
   using Wide = loops::Wide<Element>;
@@ -111,7 +111,7 @@ std::vector<loops::Wide<Element>> make_keys(Element* q, std::int64_t rows, const
   return inverse;
 }
 
-// Adds what comes through such keys: d k / d q = (1 - k k^T) / |q|.
+// Adds the gradient through such keys to q's: d k / d q = (1 - k k^T) / |q|.
 template <typename Element>
 void add_through_keys(const Element* k, const Element* k_gradient,
                       const std::vector<loops::Wide<Element>>& inverse, const Sizes& sizes,
@@ -131,7 +131,7 @@ void add_through_keys(const Element* k, const Element* k_gradient,
   }
 }
 
-// Sums as elements, each rounded once.
+// Returns the sums as elements, each rounded once.
 template <typename Element>
 std::unique_ptr<Element[]> as_elements(std::unique_ptr<loops::Wide<Element>[]> sums,
                                        std::int64_t rows, const Sizes& sizes) {
@@ -143,7 +143,7 @@ std::unique_ptr<Element[]> as_elements(std::unique_ptr<loops::Wide<Element>[]> s
   }
 }
 
-// Rows that are not chosen are 0.
+// Returns a tensor like x, in which rows that are not chosen are 0.
 Tensor rows_like(const Tensor& x_BTHK, const Tensor& chosen) {
   const bool all = chosen.numel() * x_BTHK.size(3) == x_BTHK.numel();
   return all ? at::empty(x_BTHK.sizes(), x_BTHK.options())
@@ -204,7 +204,7 @@ Attention forward_of(const Operands& x, const blocks::RaggedSections& ragged) {
   return attention;
 }
 
-// Which query head of which sequence a section belongs to, counted through; -1: it has no rows.
+// Returns the number of the section's sequence and query head, b H + h, or -1 if it has no rows.
 std::int64_t head_of_section(const Operands& x, const Section& section) {
   if (section.queries == 0 && section.keys == 0) return -1;
   const std::int64_t row = section.queries > 0 ? numbers(x.selection.queries)[section.first_query]
@@ -266,8 +266,8 @@ class Backward {
  private:
   [[nodiscard]] bool shares_keys() const { return !x_.k_BTGK.defined(); }
 
-  // Sums over the query heads of a group, in the type that they are added up in. Where all rows are
-  // chosen the first head of a group sets all of them.
+  // Returns a tensor for sums over the query heads of a group. It is not zeroed if all rows are
+  // chosen, because the first head of a group then sets all sums.
   [[nodiscard]] Tensor sums_like(const Tensor& x_BTGK) const {
     const auto options = x_BTGK.options().dtype(c10::CppTypeToScalarType<Wide>::value);
     const bool all = x_.selection.keys.numel() * x_BTGK.size(3) == x_.q_BTHK.numel();
@@ -328,7 +328,7 @@ class Backward {
   Tensor v_sums_BTGK_;
 };
 
-// In the type that the products are of.
+// Returns the operands in the type of the products.
 Operands operands_of(const Tensor& q_BTHK, const Tensor& k_BTGK, const Tensor& v_BTGK,
                      const Selection& selection) {
   DYNMO_CHECK(q_BTHK.is_cpu() && q_BTHK.stride(3) == 1 && v_BTGK.stride(3) == 1 &&

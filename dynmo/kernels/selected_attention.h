@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention on chosen rows of queries and keys, so that its time is proportional to their pairs.
-// On a device, in forms of their own alone (generic_selection.h).
+// Attention on chosen rows of queries and keys, so that its time is proportional to their pairs. A
+// device takes only the forms of generic_selection.h.
 //
 // Dimensions as in operations.h, G key heads.
 
@@ -32,7 +32,7 @@ struct Selection {
 
   // The padded form. L is the length of the longest section.
   at::Tensor rows_NLS = {};  // int64, the row at each place; -1: none, behind those of its section
-  at::Tensor places = {};    // int64, the place of each row in rows_NLS, counted through
+  at::Tensor places = {};    // int64, the place of each row in the flat rows_NLS
   [[nodiscard]] bool padded() const { return rows_NLS.defined(); }
 
   // The packed form, of M = B T H rows. A section of n rows has n - 1 places. Each has a key, the
@@ -43,15 +43,14 @@ struct Selection {
   at::Tensor packed_offsets = {};    // int32, [N S + 1], where sections begin
   [[nodiscard]] bool packed() const { return packed_offsets.defined(); }
 
-  // Returns all tensors of the selection.
   [[nodiscard]] std::vector<at::Tensor> tensors() const;
 };
 
-// Added to the square of a query's norm where the query with norm 1 is a key: keeps 0 at 0.
+// Added to the square of a query's norm if the query with norm 1 is a key, so that 0 stays 0.
 constexpr double kLeastSquare = 1e-12;
 
 // Returns the number of pairs (query, key) of all heads and sequences in the selection. Waits for
-// the device in a form of one.
+// the device if the selection has a form of a device.
 [[nodiscard]] std::int64_t pairs_of(const at::Tensor& q_BTHK, const Selection& selection);
 
 // Like causal_attention() and its gradient, on the selection. Queries that are not chosen, or see

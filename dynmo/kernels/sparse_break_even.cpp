@@ -37,7 +37,7 @@ constexpr std::size_t kEvenCases = 5;
 constexpr std::array<Case, kEvenCases + 1> kCases = {
     {{0.45}, {0.6}, {0.75}, {0.9}, {0.95}, {0.9, Spread::kInBlocks}}};
 constexpr std::int32_t kEdge = 32;  // of the blocks
-constexpr std::int32_t kOneOf = 8;  // of the blocks has weights
+constexpr std::int32_t kOneOf = 8;  // one of this number of blocks has weights
 constexpr std::int64_t kMaxSize = 1024;
 constexpr std::int64_t kMaxTokens = 512;
 
@@ -49,7 +49,7 @@ int rounds_of(std::int64_t rows, std::int64_t columns, std::int64_t tokens) {
   return 1 + static_cast<int>(std::clamp<std::int64_t>(kWork / work, 3, 24));
 }
 
-// A matrix without some of its weights. What values are multiplied does not matter.
+// A matrix without some of its weights. Its values do not matter.
 struct Compressed {
   Compressed(std::int64_t rows, std::int64_t columns, const Case& wanted) {
     Rng rng(mix_key({static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns)}));
@@ -100,7 +100,7 @@ std::vector<ProductTimes> times_of(std::int64_t rows, std::int64_t columns, std:
     });
     for (std::size_t i = 0; i < matrices.size(); ++i) {
       Compressed& m = matrices[i];
-      at::mm(dy, weight);  // so that no product finds in the caches what the one before left there
+      at::mm(dy, weight);  // so that no product finds data of the previous one in the caches
       const double compressed_s = seconds([&] {
         static_cast<void>(kernels::sparse::times(*m.pattern, m.values, x));
         static_cast<void>(kernels::sparse::times_transposed(*m.pattern, m.values, dy));
@@ -130,7 +130,7 @@ double by_the_clock(const std::function<void()>& work) {
 
 double break_even(std::span<const ProductTimes> times) {
   double found = 1;
-  double slower = 0;  // by how much compressed products are, at the sparsity `found`
+  double slower = 0;  // compressed - dense time at the sparsity `found`
   for (std::size_t i = times.size(); i-- > 0;) {
     const ProductTimes& here = times[i];
     const double by = here.compressed_s - here.dense_s;
@@ -149,7 +149,7 @@ std::vector<ProductTimes> measure_products(std::span<const MatrixSize> matrices,
                                            std::int64_t tokens, const Stopwatch& seconds) {
   const at::NoGradGuard no_graph;
   DYNMO_CHECK(tokens > 0, "tokens to multiply, got {}", tokens);
-  std::map<std::pair<std::int64_t, std::int64_t>, double> weights;  // by size as measured
+  std::map<std::pair<std::int64_t, std::int64_t>, double> weights;  // by measured size
   for (const MatrixSize& matrix : matrices) {
     const std::pair size(std::min(matrix.rows, kMaxSize), std::min(matrix.columns, kMaxSize));
     const double share = static_cast<double>(matrix.rows) * static_cast<double>(matrix.columns) /
@@ -169,7 +169,7 @@ std::vector<ProductTimes> measure_products(std::span<const MatrixSize> matrices,
       all[i].left.segments += weight * times[i].dense_s * times[i].left.segments;
     }
   }
-  // Shares are averages weighted by dense time, as the sums of times are.
+  // Shares are averages weighted by dense time.
   for (ProductTimes& times : all) {
     times.left.weights /= times.dense_s;
     times.left.segments /= times.dense_s;

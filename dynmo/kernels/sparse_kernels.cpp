@@ -75,7 +75,8 @@ DYNMO_INLINE void store_tile_rows(const E* tile, std::int64_t tokens, std::int64
   }
 }
 
-// kRows rows with the same number of weights at a time: sums enough to hide an addition's latency.
+// Processes kRows rows with the same number of weights at a time, enough sums to hide the latency
+// of an addition.
 template <typename E, std::size_t kBytes, int kVectors, int kRows>
 DYNMO_INLINE void add_times_segments(const Segment* segment, int count, const std::uint8_t* column,
                                      const E* value, const E* x_block, E* y_tile) {
@@ -139,14 +140,14 @@ DYNMO_INLINE void add_times_rows(std::span<const Segment> segments, const std::u
   }
 }
 
-// The sums of the lanes of kSums = 16 / sizeof(E) vectors. Lost afterwards.
+// Sums the lanes of each of kSums = 16 / sizeof(E) vectors, which are overwritten.
 template <typename V, std::size_t... i>
 DYNMO_INLINE void fold_lanes(V* sums, std::index_sequence<i...>) {
   constexpr int kLanes = sizeof...(i);
   V low;
   V high;
   if constexpr (sizeof(V) / kLanes == 4) {
-    // Each four lanes give a0 b0 a1 b1 + a2 b2 a3 b3, then a b c d.
+    // For each four lanes: a0 b0 a1 b1 + a2 b2 a3 b3, then a b c d.
     for (int pair = 0; pair < 4; pair += 2) {
       low = __builtin_shufflevector(sums[pair], sums[pair + 1],
                                     static_cast<int>(i / 4 * 4 + i % 4 / 2 + i % 2 * kLanes)...);
@@ -187,7 +188,7 @@ DYNMO_INLINE void add_halves(const Vector<E, kBytes>& sum, E* result) {
   }
 }
 
-// Lane by lane, of kVectors vectors.
+// Sets `sum` to the sum of the products of kVectors vectors, lane by lane.
 template <typename V, int kVectors, typename E>
 DYNMO_INLINE void dot(const V* slope, const E* x, V& sum) {
   sum = slope[0] * at<V>(x);
@@ -195,7 +196,7 @@ DYNMO_INLINE void dot(const V* slope, const E* x, V& sum) {
   for (int v = 1; v < kVectors; ++v) sum += slope[v] * at<V>(x + v * (sizeof(V) / sizeof(E)));
 }
 
-// kSums weights at a time, whose lanes are then summed together.
+// Processes kSums weights at a time, and then sums their lanes together.
 template <typename E, std::size_t kBytes>
 DYNMO_INLINE void add_dots_rows(std::span<const Segment> segments, const std::uint8_t* column,
                                 const E* dy_tile, const E* x_block, E* gradient) {

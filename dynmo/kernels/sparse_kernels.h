@@ -46,7 +46,7 @@ struct Kernels {
   // x_block[column].
   void (*add_times)(std::span<const Segment> segments, const std::uint8_t* column,
                     const Element* value, const Element* x_block, Element* y_tile);
-  // Adds to their gradients: gradient += dy_tile[row] . x_block[column].
+  // Adds to the gradients of a cell's weights: gradient += dy_tile[row] . x_block[column].
   void (*add_dots)(std::span<const Segment> segments, const std::uint8_t* column,
                    const Element* dy_tile, const Element* x_block, Element* gradient);
 };

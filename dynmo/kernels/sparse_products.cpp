@@ -20,7 +20,7 @@ static_assert(kBlock == cost::kSegment, "segments as costs count them");
 
 std::int64_t parts(std::int64_t size, std::int64_t part) { return (size + part - 1) / part; }
 
-// The kept places row by row, as they are given.
+// The kept places row by row, in the given order.
 struct Places {
   std::int64_t rows;
   std::int64_t columns;
@@ -29,7 +29,7 @@ struct Places {
   std::vector<std::int32_t> place;   // of each weight, among the values
 };
 
-// The same of the transposed matrix.
+// Returns the places of the transposed matrix.
 Places transposed(const Places& from) {
   Places result{.rows = from.columns,
                 .columns = from.rows,
@@ -37,7 +37,7 @@ Places transposed(const Places& from) {
                 .column = std::vector<std::int32_t>(from.column.size()),
                 .place = std::vector<std::int32_t>(from.column.size())};
   for (const std::int32_t column : from.column) ++result.starts[static_cast<std::size_t>(column)];
-  // From counts to the ends of the rows, from which filling backwards leaves their starts.
+  // Converts counts to the ends of the rows. Filling backwards then leaves their starts.
   std::int32_t sum = 0;
   for (std::int32_t& start : result.starts) start = sum += start;
   for (std::int64_t row = from.rows; row-- > 0;) {
@@ -148,7 +148,7 @@ std::int64_t tokens_of(const Rows<E>& x, std::int64_t tile) {
 
 struct Columns {
   std::int64_t begin;
-  std::int64_t count;  // or as many as there are
+  std::int64_t count;  // at most
 };
 
 template <typename E>
@@ -157,9 +157,9 @@ void load(const Kernels<E>& kernel, const Rows<E>& x, std::int64_t tile, Columns
                    tokens_of(x, tile), std::min(columns.count, x.width - columns.begin), to);
 }
 
-constexpr std::int64_t kGrain = 1 << 13;  // weights that a thread copies at least
+constexpr std::int64_t kGrain = 1 << 13;  // minimum weights that a thread copies
 
-// The values in the order of the index.
+// Returns the values in the order of the index.
 template <typename E>
 at::Tensor packed(const Index& index, const at::Tensor& values) {
   at::Tensor result = at::empty_like(values);
@@ -212,8 +212,9 @@ void multiply(const Index& index, const at::Tensor& values, const at::Tensor& x_
       });
 }
 
-// A thread handles a row of cells, and all sums of the weights in each. It transposes the needed
-// part of a tile itself, just before use, so that the part is in its own cache and no thread waits.
+// Adds sum_N(dy x) for each kept weight. A thread handles a row of cells, and the whole sums of
+// their weights. It transposes the needed part of a tile itself just before use, so that the part
+// is in its cache and no thread waits.
 template <typename E>
 void add_dots(const Index& index, at::Tensor& gradient, const at::Tensor& dy_NO,
               const at::Tensor& x_NI, InstructionSet set) {
@@ -253,7 +254,7 @@ void add_dots(const Index& index, at::Tensor& gradient, const at::Tensor& dy_NO,
   });
 }
 
-// Calls the function with a float or a double, whichever the tensors' type is.
+// Calls the function with a float or a double, by the tensors' type.
 template <typename Function>
 void for_type(const at::Tensor& x, Function function) {
   DYNMO_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble,

@@ -32,7 +32,7 @@ struct Cell {
 struct Index {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  // One more than there are cells: the last is their end.
+  // The cells, and one more element, which is the end of the last.
   std::vector<Cell> cells;
   std::vector<Segment> segments;
   std::vector<std::uint8_t> column;  // by weight, in its block

@@ -14,12 +14,12 @@
 namespace dynmo::kernels {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // as libtorch aligns
+constexpr std::size_t kAlignment = 64;  // as in libtorch
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 
 std::size_t rounded_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-// The whole pages in `bytes`. Best effort: a system that does not know the advice goes on without.
+// Gives the system advice on the whole pages in `bytes`. Errors are ignored.
 void advise(std::span<std::byte> bytes, int advice) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   void* start = bytes.data();
@@ -28,10 +28,10 @@ void advise(std::span<std::byte> bytes, int advice) {
   (void)madvise(start, left / page * page, advice);
 }
 
-// New zeroed pages, aligned to a large page. Any thread may free them.
+// Owns new zeroed pages, aligned to a large page. Any thread may free them.
 //
-// 64 MiB of new small pages take 42 ms to be first written, of large ones 11. The end is on a large
-// page, too, where it fills more than half of one.
+// The first write of 64 MiB takes 42 ms in small pages, and 11 ms in large ones. The end also has a
+// large page if it fills more than half of one.
 class Run {
  public:
   Run(std::size_t bytes, int tensors) : tensors_(tensors) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Memory of a layer's state in one run of addresses. Consecutive tensors travel in few messages,
-// and fill large pages. Most tensors are smaller than a large page. A layer is not.
+// Memory of a layer's state in one run of addresses. So its tensors need few messages, and fill
+// large pages, for which most tensors alone are too small.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,7 +13,7 @@ namespace dynmo::kernels {
 
 // Allocates fp32 tensors of these shapes, in this order in memory, each at a multiple of 64 bytes.
 // No gap is between two tensors if the first has a multiple of 64 bytes. Values are unspecified,
-// but the last `zeros` tensors are zero.
+// except that the last `zeros` tensors are zero.
 //
 // The run is freed with its last tensor. A large tensor returns its pages when it is freed. Memory
 // that is not written yet may not be backed by pages; see back_memory().

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// libtorch's own interface for the capability needs the headers of CUDA.
+// Asks the driver, because libtorch's interface for the capability needs the headers of CUDA.
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@ constexpr int kMinorOfCapability = 76;
 using GetDevice = int(int* device, int ordinal);
 using GetAttribute = int(int* value, int attribute, int device);
 
-// Returns 0 for another kind of device, or without a driver.
+// Returns an attribute of a CUDA device. Returns 0 for another kind of device, or without a driver.
 int attribute_of(at::Device device, int attribute) {
   if (!device.is_cuda()) return 0;
   static void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// (The driver's interface by hand: a build needs no header of CUDA.)
+// Declares the driver's functions itself, so that a build needs no header of CUDA.
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -53,7 +53,8 @@ const Driver& driver() {
   return loaded;
 }
 
-// Gives the calling thread the context of a device, which libtorch's operators use, too.
+// Ensures that the calling thread has a current context. If it has none, takes the device's, which
+// libtorch's operators use, too.
 bool enter(at::Device device) {
   void* context = nullptr;
   if (driver().current(&context) == 0 && context != nullptr) return true;
@@ -62,7 +63,7 @@ bool enter(at::Device device) {
          driver().make_current(context) == 0;
 }
 
-// The kernels of one device. Those of a program are never unloaded.
+// The kernels of one device. They are never unloaded.
 struct Loaded {
   std::string why_not;
   void* module = nullptr;
@@ -105,7 +106,7 @@ Loaded load(at::Device device) {
   return loaded;
 }
 
-// With the lock.
+// Returns the kernels of a device. Requires the lock.
 Loaded& kernels_of(at::Device device) {
   Table& table = loaded_kernels();
   const auto found = table.devices.find(device.index());

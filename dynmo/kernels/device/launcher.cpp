@@ -56,7 +56,7 @@ void launch(const Call& call) {
 
 Packed packed(const Call& call, const std::function<void*(const Operand&)>& address_of) {
   Packed result;
-  // Both never grow beyond this: `pointers` points into `addresses`.
+  // Neither may grow beyond this, because `pointers` points into `addresses`.
   result.addresses.reserve(call.arguments.size());
   result.pointers.reserve(call.arguments.size());
   for (const Argument& argument : call.arguments) {
@@ -66,7 +66,7 @@ Packed packed(const Call& call, const std::function<void*(const Operand&)>& addr
             result.addresses.push_back(value.tensor.defined() ? address_of(value) : nullptr);
             return &result.addresses.back();
           } else {
-            // A launch copies the values, and takes them as pointers to what may change.
+            // A launch takes pointers to non-const values, and copies them.
             return const_cast<void*>(static_cast<const void*>(&value));
           }
         },

@@ -15,8 +15,7 @@
 
 namespace dynmo::kernels::device {
 
-// Threads per block of every kernel.
-constexpr int kThreads = 256;
+constexpr int kThreads = 256;  // per block of every kernel
 
 // A tensor that a kernel reads, or also writes. An undefined tensor is passed as a null pointer.
 struct Operand {
@@ -52,8 +51,8 @@ struct Packed {
   std::vector<void*> addresses;  // of the operands
   std::vector<void*> pointers;   // to the value of each argument
 };
-// Packs the arguments. `address_of` returns where the kernel finds a tensor's elements. The result
-// refers to `call`.
+// Packs the arguments. `address_of` returns the address of a tensor's elements for the kernel. The
+// result refers to `call`.
 [[nodiscard]] Packed packed(const Call& call,
                             const std::function<void*(const Operand&)>& address_of);
 

@@ -41,7 +41,7 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
-// A library stays loaded.
+// Loads NVRTC, which stays loaded.
 Expected<Nvrtc> loaded(const std::filesystem::path& path) {
   Nvrtc nvrtc;
   nvrtc.library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -59,7 +59,7 @@ Expected<Nvrtc> loaded(const std::filesystem::path& path) {
   return make_error(ErrorCode::kBadInput, "'{}' is no NVRTC: {}", path.string(), ::dlerror());
 }
 
-// The first line of a log that names an error, or the first.
+// Returns the first line of a log with "error", or its first line.
 std::string first_error(std::string_view log) {
   const auto at = std::min(log.find("error"), log.size());
   const auto begin = at == log.size() ? 0 : log.rfind('\n', at) + 1;  // npos + 1 is 0
@@ -69,7 +69,7 @@ std::string first_error(std::string_view log) {
 std::string text_of_kernels() {
   std::string text = fmt::format(
       "#define DYNMO_INLINE __device__ __forceinline__\nconstexpr int kThreads = {};\n", kThreads);
-  // It is pasted and not included: `#pragma once` of a main file is a warning.
+  // Pastes the text without `#pragma once`, which is a warning in a main file.
   const auto once = kExponentialText.find("#pragma once");
   text += kExponentialText.substr(0, once);
   text += kExponentialText.substr(once + std::string_view("#pragma once").size());
@@ -128,7 +128,7 @@ Expected<std::string> kept_kernels(const std::vector<std::filesystem::path>& lib
                                          major, minor, architecture);
     if (auto kept = read_file(cache / name)) return kept;
     DYNMO_ASSIGN(std::string cubin, compiled(*nvrtc, architecture));
-    // Ranks of a host may write at once: each renames a whole file.
+    // Several ranks of a host may write at the same time, because each renames a whole file.
     if (make_directories(cache)) static_cast<void>(write_file_durably(cache / name, cubin));
     return cubin;
   }
@@ -136,7 +136,7 @@ Expected<std::string> kept_kernels(const std::vector<std::filesystem::path>& lib
 }
 
 std::vector<std::filesystem::path> nvrtc_libraries(const std::filesystem::path& torch_lib) {
-  // Where the wheels of NVIDIA are, beside that of PyTorch.
+  // The wheels of NVIDIA are beside that of PyTorch.
   const std::filesystem::path wheels = (torch_lib / "../../nvidia").lexically_normal();
   return {wheels / "cu13/lib/libnvrtc.so.13", "libnvrtc.so.13",
           wheels / "cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.12"};
