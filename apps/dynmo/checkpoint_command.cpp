@@ -80,7 +80,7 @@ Expected<weights::ExportOptions> export_options(const CheckpointFlags& flags) {
 
 Expected<int> export_hf(const CheckpointFlags& flags) {
   DYNMO_ASSIGN(const weights::ExportOptions options, export_options(flags));
-  if (!flags.overwrite) {  // before the weights are read
+  if (!flags.overwrite) {  // fails before the weights are read
     const auto free = weights::check_export_folder(flags.out);
     if (!free) return make_error(free.error().code, "{} (--overwrite)", free.error().message);
   }
@@ -95,7 +95,8 @@ Expected<int> export_hf(const CheckpointFlags& flags) {
   return 0;
 }
 
-// A string as the value of --set: in quotes where TOML could read something else, such as a number.
+// Returns a string as a value of --set. It is in quotes if TOML could read it as another type, such
+// as a number.
 std::string setting_text(std::string text) {
   const bool plain = !text.empty() && (std::isalpha(static_cast<unsigned char>(text[0])) != 0 ||
                                        text[0] == '/' || text[0] == '.');

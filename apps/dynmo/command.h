@@ -38,7 +38,7 @@ void run_when_parsed(CLI::App* command, Command& chosen, std::shared_ptr<Flags> 
   command->callback([flags, run, &chosen] { chosen = [flags, run] { return run(*flags); }; });
 }
 
-// A flag and its condition.
+// A flag, and whether it has an effect. `wanted` is what it needs.
 struct FlagUse {
   std::string_view flag;
   bool given = false;
@@ -46,7 +46,7 @@ struct FlagUse {
   std::string_view wanted;  // "--join RUN"
 };
 
-// Returns kBadInput for the first flag that is given and has no effect beside the others.
+// Returns kBadInput for the first flag that is given and has no effect with the others.
 [[nodiscard]] Expected<void> check_flags(std::initializer_list<FlagUse> flags);
 
 // A file that a command reads or writes, and the flag that names it. An empty path is none.

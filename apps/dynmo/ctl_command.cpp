@@ -65,7 +65,7 @@ Expected<elastic::Reply> ask(const CtlFlags& flags, const Request& request) {
   }
 }
 
-// The answer of a run's leader is checked like any file from outside.
+// Returns the status as text. The leader's answer is checked like any file from outside.
 Expected<std::string> describe(const Json& status) {
   JsonObject object(status, "the run's status");
   if (status.empty()) return std::string("the run has not done a step yet\n");
@@ -126,7 +126,7 @@ void add_ctl_command(CLI::App& app, Command& chosen) {
   command->add_option("--timeout", flags->timeout_s, "Seconds to wait for the run's answer")
       ->check(CLI::Validator(
           [](const std::string& text) {
-            double seconds = 0;  // NaN is in no range, but CLI::Range lets it pass
+            double seconds = 0;  // NaN is out of range, but CLI::Range accepts it
             const bool good =
                 CLI::detail::lexical_cast(text, seconds) && seconds >= 0.1 && seconds <= 1e6;
             return good ? std::string() : "Value " + text + " not in range 0.1 to 1000000 seconds";

@@ -66,7 +66,7 @@ class PrepareLine {
   Clock::time_point phase_began_;
 };
 
-// Says which documents are held out, and why.
+// Returns which documents are held out, and why.
 std::string held_out_text(const data::PrepareReport& report, double share) {
   constexpr const char* kWithout = "`dynmo train` will run without validation";
   const std::string percent = fmt::format("{:.3g} %", 100 * share);
@@ -124,7 +124,7 @@ void print_summary(const data::PrepareReport& report, const data::PrepareOptions
   fmt::print("written to  {}\n", options.out.string());
 }
 
-// The library names the option that is wrong; here that is a flag.
+// Replaces the wrong option's name in an error of the library by that of its flag.
 Error with_flag(Error error) {
   for (const auto& [option, flag] : {std::pair("validation", "--held-out"),
                                      {"jobs", "--jobs"},
@@ -250,7 +250,7 @@ struct InspectFlags {
 
 constexpr std::int64_t kShown = 400;  // tokens of the document
 
-// The smallest and the largest token id.
+// Returns the smallest and the largest token id.
 std::pair<std::int32_t, std::int32_t> min_and_max_token(const data::TokenShards& shards) {
   std::vector<std::int32_t> piece;
   std::pair<std::int32_t, std::int32_t> range{0, 0};

@@ -29,7 +29,7 @@ struct GenerateFlags {
   weights::Sampling sampling;
 };
 
-// Whole numbers with commas between: "5,17".
+// Parses whole numbers with commas between: "5,17".
 Expected<std::vector<std::int64_t>> parse_tokens(std::string_view text) {
   std::vector<std::int64_t> tokens;
   for (bool more = true; more;) {
@@ -51,7 +51,7 @@ Expected<std::vector<std::int64_t>> parse_tokens(std::string_view text) {
   return tokens;
 }
 
-// Checks a generation, and tells of a text beyond the longest input before it is made.
+// Checks a generation, and notes a text longer than the longest input before generating it.
 Expected<void> check(const weights::TrainedModel& model, const std::vector<std::int64_t>& prompt,
                      const weights::Sampling& sampling) {
   DYNMO_ASSIGN(const std::string note, weights::check_generation(model, prompt, sampling));
@@ -59,7 +59,7 @@ Expected<void> check(const weights::TrainedModel& model, const std::vector<std::
   return {};
 }
 
-// Scores of all tokens need all of them in one input.
+// Checks that all tokens fit one input, as their scores need.
 Expected<void> check_scores(const weights::TrainedModel& model, std::size_t prompt,
                             const GenerateFlags& flags) {
   const std::int64_t longest = model::shape_of(model.config).sequence;
@@ -71,7 +71,7 @@ Expected<void> check_scores(const weights::TrainedModel& model, std::size_t prom
                     prompt, flags.sampling.tokens, longest);
 }
 
-// Tokens in and out, for models whose tokenizer is somewhere else.
+// Continues tokens by tokens, for models whose tokenizer is not at hand.
 Expected<int> continue_tokens(const weights::TrainedModel& model,
                               const std::vector<std::int64_t>& prompt, const GenerateFlags& flags) {
   DYNMO_TRY(check_scores(model, prompt.size(), flags));
@@ -132,7 +132,7 @@ Expected<int> run_generate(const GenerateFlags& flags) {
   weights::Sampling sampling = flags.sampling;
   sampling.end = tokenizer->end_of_document();
   DYNMO_TRY(check(model, prompt, sampling));
-  // Written as it is made, character by character: a token may be a part of one.
+  // Prints whole characters as they are generated, because a token may be a part of one.
   std::string waiting = *flags.prompt;  // printed once it is sure that something follows
   const auto print = [&](std::string_view text) {
     waiting += text;

@@ -61,7 +61,7 @@ bool is_wanted(const fs::path& torch) {
          fs::exists(torch / "lib" / kLibrary, fault);
 }
 
-// Returns what is in a folder that is not taken.
+// Returns a description of a folder that is not used.
 std::string contents_of(const fs::path& torch) {
   const std::string version = version_in(torch);
   if (version.empty()) return fmt::format("'{}' (no version.py of PyTorch)", torch.string());
@@ -78,7 +78,7 @@ std::string path_with(const fs::path& torch) {
   return others.empty() ? lib : fmt::format("{}:{}", lib, others);
 }
 
-// Returns what a program printed, or "" if it failed.
+// Returns the output of a program, or "" if it failed.
 std::string output_of(std::vector<std::string> command) {
   process::HookRunner runner;
   runner.start({.command = std::move(command), .limit = std::chrono::seconds(30)});

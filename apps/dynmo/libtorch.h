@@ -14,12 +14,11 @@ namespace dynmo::app {
 // Returns LD_LIBRARY_PATH for `program`: this process's own, behind the folder of libtorch if the
 // dynamic loader would not find it.
 //
-// The folder is that of DYNMO_TORCH_DIR, which is a folder `torch` of an installed PyTorch. If that
-// is not set, it is where the program was built with libtorch, if it is still there. Otherwise it
-// is in python3's PyTorch or in the private copy of scripts/setup, in this order, as in
-// cmake/FindLibTorch.cmake. Only a PyTorch of the series that DynMo was built with is taken,
-// because its C++ interface changes with each series. Returns kBadInput with what was found, or
-// with the libraries that are still missing.
+// The folder is in DYNMO_TORCH_DIR, a folder `torch` of an installed PyTorch. If that is not set,
+// it is the first that exists of three, as in cmake/FindLibTorch.cmake. These are the folder of the
+// build, python3's PyTorch, and the private copy of scripts/setup. Only a PyTorch of the series
+// that DynMo was built with is used, because its C++ interface changes with each series. Returns
+// kBadInput with what was found, or with the libraries that are still missing.
 [[nodiscard]] Expected<std::string> library_path_of(const char* command,
                                                     const std::filesystem::path& program);
 

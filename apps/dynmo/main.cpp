@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `dynmo`: loads nothing of libtorch, so that it starts at once.
+// The program `dynmo`. It loads nothing of libtorch, so that it starts at once.
 #include "apps/dynmo/command.h"
 
 int main(int argc, char** argv) {

@@ -57,7 +57,7 @@ Expected<void> check_files(const PlanFlags& flags) {
   const auto path = [](const std::optional<std::string>& given) { return given.value_or(""); };
   std::vector<UsedFile> written = {{"--trace", path(flags.trace)}};
   const auto form = plan::parse_emit_form(path(flags.emit));
-  if (form) {  // any other is refused when the question is read
+  if (form) {  // read_question() refuses any other
     for (const std::string_view name : plan::emitted_names(*form)) {
       written.push_back({"--emit", emitted_path(flags, name)});
     }
@@ -69,7 +69,7 @@ Expected<void> check_files(const PlanFlags& flags) {
                                {"--out", path(flags.out)}};
   all.insert(all.end(), written.begin(), written.end());
   DYNMO_TRY(check_one_use(all));
-  // The new plan may take the place of the old one.
+  // The new plan may replace the old one.
   written.insert(written.begin(), {"--from", path(flags.from)});
   return check_one_use(written);
 }
@@ -96,7 +96,7 @@ Expected<int> run_plan(const PlanFlags& flags) {
   return 0;
 }
 
-// With --json an error goes to standard output too, for the program that reads there.
+// With --json prints an error on standard output, too, for the program that reads it.
 Expected<int> run_plan_command(const PlanFlags& flags) {
   auto done = run_plan(flags);
   if (!done && flags.json) fmt::print("{}\n", Json{{"error", done.error().message}}.dump());

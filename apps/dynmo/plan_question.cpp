@@ -28,7 +28,7 @@ constexpr std::int64_t kMaxRanks = 1 << 16;
 
 Error wrong(std::string message) { return Error{ErrorCode::kBadInput, std::move(message)}; }
 
-// Flags that exclude or want one another.
+// Checks flags that exclude or need one another.
 Expected<void> check_sources(const PlanFlags& flags) {
   const int models = (flags.profile ? 1 : 0) + (flags.model ? 1 : 0) + (flags.config ? 1 : 0);
   if (models > 1) {
@@ -101,7 +101,7 @@ Expected<void> check_numbers(const PlanFlags& flags) {
   return {};
 }
 
-// A training's config with what the flags left open taken from it: they win.
+// Reads the config of a training, and sets flags that are not given from it.
 Expected<config::Config> take_config(PlanFlags& flags) {
   config::Config config;
   if (!flags.config) return config;
@@ -132,7 +132,7 @@ Expected<config::Config> take_config(PlanFlags& flags) {
   return config;
 }
 
-// The vocabulary of the config's decoder, as a training finds it.
+// Returns the vocabulary of the config's decoder, found as a training does.
 Expected<std::int64_t> vocabulary_of(const config::Config& config, const std::string& path) {
   if (config.model.shape.vocabulary > 0) return config.model.shape.vocabulary;
   if (config.data.vocabulary > 0) return config.data.vocabulary;
@@ -146,7 +146,7 @@ Expected<std::int64_t> vocabulary_of(const config::Config& config, const std::st
   return data.vocabulary;
 }
 
-// The model's costs, and what they rest on.
+// Reads the model's costs, and their origin.
 Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
                           plan::Question& question) {
   if (flags.profile) {
@@ -168,11 +168,11 @@ Expected<void> read_model(const PlanFlags& flags, const config::Config& config,
   DYNMO_TRY(plan::set_shape(question, shape, device,
                             {.tensor = flags.tensor_parallel.value_or(1),
                              .optimizer_shards = flags.optimizer_shards.value_or(1)}));
-  if (flags.config) question.room_keys.clear();  // a training has neither
+  if (flags.config) question.room_keys.clear();  // a training has no such keys
   return {};
 }
 
-// The memory of each of --ranks, where it was given.
+// Returns the memory of each of --ranks, if given.
 Expected<std::optional<Bytes>> read_memory(const PlanFlags& flags) {
   if (!flags.memory) return std::optional<Bytes>();
   const auto memory = parse_bytes(*flags.memory);
@@ -218,7 +218,7 @@ Expected<void> check_effects(const PlanFlags& given, const plan::Question& quest
   });
 }
 
-// The plan in force. One whose order cannot run is shown with the place where it stops.
+// Reads the plan in force. The error for an order that cannot run shows where it stops.
 Expected<void> read_from(const std::string& path, plan::Question& question) {
   DYNMO_ASSIGN(const plan::Plan from, plan::read_plan(path));
   auto set = plan::set_from(question, from, path);

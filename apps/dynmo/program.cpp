@@ -29,7 +29,8 @@
 namespace dynmo::app {
 namespace {
 
-// CLI11 reads 99999999999999999999 as the largest number there is, and an empty text as none.
+// Refuses 99999999999999999999, which CLI11 reads as the largest number, and an empty text, which
+// it accepts.
 std::string check_whole_number(const std::string& text) {
   std::int64_t value = 0;
   const char* end = text.data() + text.size();
@@ -58,7 +59,7 @@ std::vector<std::string> names_of_commands(const CLI::App& app) {
   return names;
 }
 
-// The name of an option for people; CLI11 has none for a hidden one.
+// Returns the name of an option for messages. CLI11 has none for a hidden one.
 std::string name_of(const CLI::Option& option) {
   if (!option.get_lnames().empty()) return "--" + option.get_lnames().front();
   return option.get_name(/*positional=*/true);
@@ -80,8 +81,8 @@ std::string explain_mismatch(const CLI::App& command, const std::string& text,
   return fmt::format("{} has no value, wanted one", name);
 }
 
-// CLI11 says "NAME: Value 7 not in range 1 to 5.000000", from 2.3 on "... [1 - 5]", and "NAME: x
-// not in {a,b}".
+// Explains a refused value. CLI11's text is "NAME: Value 7 not in range 1 to 5.000000", from 2.3 on
+// "... [1 - 5]", or "NAME: x not in {a,b}".
 std::string explain_value(const std::string& text) {
   const std::size_t colon = text.find(": ");
   const std::size_t range = text.find(" not in range ");
@@ -116,13 +117,13 @@ std::string explain_value(const std::string& text) {
   };
   const std::string least = plain(bounds.substr(0, to));
   const std::string most = plain(bounds.substr(behind));
-  constexpr std::size_t kNoLimit = 20;  // digits: the largest number there is
+  constexpr std::size_t kNoLimit = 20;  // digits of the largest number
   return fmt::format(
       "{} is '{}', wanted {}", text.substr(0, colon), given,
       most.size() >= kNoLimit ? least + " or more" : fmt::format("{} to {}", least, most));
 }
 
-// Explains a word that no flag stands before.
+// Explains a word that is not the value of a flag.
 std::string explain_word(const CLI::App& command, const std::string& given,
                          const std::vector<std::string>& known) {
   const bool has_commands = !command.get_subcommands([](const CLI::App*) { return true; }).empty();
@@ -136,7 +137,7 @@ std::string explain_word(const CLI::App& command, const std::string& given,
   return fmt::format("'{}' is one word too many: no flag before it takes it", given);
 }
 
-// Explains a parse error to a person. CLI11 reports a missing subcommand or flag before a misspelt
+// Returns a parse error as a message. CLI11 reports a missing subcommand or flag before a misspelt
 // one, which is its cause.
 std::string explain(const CLI::App& app, const CLI::ParseError& fault,
                     const std::vector<std::string>& arguments) {
@@ -147,7 +148,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& fault,
                        text.starts_with(prefix) ? text.substr(prefix.size()) : text);
   }
   if (dynamic_cast<const CLI::ValidationError*>(&fault) != nullptr) return explain_value(text);
-  const CLI::App* last = &app;  // the innermost subcommand that was understood
+  const CLI::App* last = &app;  // the innermost parsed subcommand
   while (!last->get_subcommands().empty()) last = last->get_subcommands().front();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&fault) != nullptr) {
     return explain_mismatch(*last, text, arguments);
@@ -160,7 +161,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& fault,
   }
   if (unknown.empty()) return text;
   const std::string given = unknown.front().substr(0, unknown.front().find('='));
-  // Flags of config keys, which are many and hidden, are named only where one is close.
+  // Flags of config keys are many and hidden, and named only if one is similar.
   std::vector<std::string> all = known;
   for (const CLI::Option* option : last->get_options()) {
     if (option->get_lnames().empty()) continue;
@@ -183,7 +184,7 @@ Expected<void> flush_output() {
                     std::strerror(errno));
 }
 
-// The text of --help or --version.
+// Prints the text of --help or --version.
 Expected<int> print_parse_result(const CLI::App& app, const CLI::ParseError& asked) {
   std::ostringstream text;
   app.exit(asked, text, text);
@@ -191,11 +192,11 @@ Expected<int> print_parse_result(const CLI::App& app, const CLI::ParseError& ask
   return 0;
 }
 
-// The command that the arguments name.
+// Returns the command that the arguments name.
 Expected<Command> parse(int argc, char** argv,
                         const std::function<void(CLI::App&, Command&)>& add_commands) {
   CLI::App app("DynMo: balanced and elastic pipelines for dynamic language models", "dynmo");
-  // CLI11 reads all flags of a level, then acts on them in the order of these lines.
+  // CLI11 reads all flags of a level before it calls their functions, in the order of these lines.
   bool as_json = false;
   CLI::Option* json =
       app.add_flag("--json", as_json, "With --version: what a report of a defect needs");
@@ -250,7 +251,7 @@ constexpr std::size_t kLastLine = std::size_t{1} << 20;
       std::free(memory_for_the_last_line.exchange(nullptr));
       ::_exit(print_error(error_of(lack)));
     } catch (...) {
-      // A defect: the core tells more.
+      // Any other exception is a defect, which a core dump shows.
     }
   }
   std::abort();

@@ -26,7 +26,7 @@ namespace {
 struct ReportFlags {
   std::vector<std::string> runs;
   std::string html;
-  std::vector<std::string> traffic;  // the file, where one is named
+  std::vector<std::string> traffic;  // the file, if one is named
 };
 
 Expected<std::string> traffic_file(const std::string& out,
@@ -44,7 +44,7 @@ Expected<std::string> traffic_file(const std::string& out,
                     out);
 }
 
-// A picture of a run does not replace what the run has written.
+// Refuses an output that is a file of the run.
 Expected<void> check_out(const std::vector<std::string>& runs, std::string_view flag,
                          const std::string& out) {
   for (const std::string& run : runs) {
@@ -79,7 +79,7 @@ Expected<void> report_traffic(const ReportFlags& flags) {
   return {};
 }
 
-// DYNMO_VEGA names it, else it is where `scripts/setup report` has put it.
+// Returns DYNMO_VEGA, or else the path at which `scripts/setup report` installs the script.
 std::filesystem::path script_path() {
   const char* const named = std::getenv("DYNMO_VEGA");
   return named != nullptr && *named != '\0' ? named : cache_folder() / "report/vega.js";

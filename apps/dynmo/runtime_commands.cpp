@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kProgram = "dynmo-runtime";
 
-// It lies in the folder of `dynmo` in a build, in libexec once installed.
+// Finds `dynmo-runtime`: in the folder of `dynmo` in a build, in libexec once installed.
 Expected<fs::path> find_runtime(const char* command) {
   std::error_code fault;
   const fs::path here = fs::read_symlink("/proc/self/exe", fault).parent_path();
@@ -33,7 +33,8 @@ Expected<fs::path> find_runtime(const char* command) {
                     command, kProgram, here.string(), installed.string());
 }
 
-// libtorch that finds too little while it loads ends the process before main, without a message.
+// Refuses a limit of the address space that is too low. With too little, loading libtorch ends the
+// process before main, without a message.
 Expected<void> check_address_space(const char* command) {
   constexpr rlim_t kMinBytes = rlim_t{768} << 20;  // of a rank with a small model: 700 MiB
   rlimit limit{};
@@ -60,8 +61,8 @@ Expected<int> become_runtime(const char* command, char** argv) {
 void add_runtime_commands(CLI::App& app, char** argv, Command& chosen) {
   for (const RuntimeCommand& each : kRuntimeCommands) {
     CLI::App* command = app.add_subcommand(each.name, each.summary);
-    command->prefix_command();  // all that follows is for the other program,
-    command->set_help_flag();   // --help too
+    command->prefix_command();  // passes all further arguments on,
+    command->set_help_flag();   // also --help
     command->callback([name = each.name, argv, &chosen] {
       chosen = [name, argv] { return become_runtime(name, argv); };
     });

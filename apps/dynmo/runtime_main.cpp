@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `dynmo-runtime`: the commands that need libtorch. `dynmo` executes it for them, and starts ranks
-// as it.
+// The program `dynmo-runtime` with the commands that need libtorch. `dynmo` executes it for them,
+// and each rank is one.
 #include "apps/dynmo/command.h"
 
 int main(int argc, char** argv) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Detects the abilities of standard output, and writes to standard error.
+// Detects the width and the characters of standard output, and writes to standard error.
 
 #include <fmt/format.h>
 
@@ -16,7 +16,7 @@ namespace dynmo::app {
 // Returns the columns of the terminal, from 60 to 240, or 100 if output is not a terminal.
 [[nodiscard]] int terminal_width();
 
-// Returns the current columns of the terminal behind a descriptor, or 0 if there is none.
+// Returns the current columns of the terminal at a descriptor, or 0 if it is none.
 [[nodiscard]] int columns_now(int descriptor);
 
 // Returns "22:31:05", the local time.

@@ -35,7 +35,7 @@ namespace {
 
 struct StatsFlags {
   std::filesystem::path input;
-  int along = 0;  // 0: where the input has steps
+  int along = 0;  // 0: the dimension of steps
   int threads = 0;
   bool json = false;
 };
@@ -46,7 +46,7 @@ struct Named {
   bool has_steps = false;
 };
 
-// The tensors that a file or a run has.
+// Returns the tensors of a file or a run.
 Expected<std::vector<Named>> read_tensors(const std::filesystem::path& input) {
   std::vector<Named> found;
   const auto add_counts = [&](const std::filesystem::path& path) -> Expected<void> {

@@ -66,13 +66,13 @@ Expected<std::uint64_t> whole(std::string_view flag, double share, double possib
 struct Groups {
   std::uint64_t sum = 0;
   std::uint64_t groups = 0;
-  std::uint64_t size = 0;  // the most that one has room for
+  std::uint64_t size = 0;  // maximum of one
   double cv = 0;
 };
 
 // Returns the largest number of a group, mean (1 + imbalance). Without an imbalance it is four
-// standard deviations above the mean, or more if the coefficient of variation needs it. It is
-// limited to the room.
+// standard deviations above the mean, or more if the coefficient of variation needs it. It is at
+// most `size`.
 std::uint64_t largest(const Groups& of, std::optional<double> imbalance) {
   const double mean = static_cast<double>(of.sum) / static_cast<double>(of.groups);
   const double room = static_cast<double>(std::min(of.size, of.sum - of.groups + 1));
@@ -161,20 +161,20 @@ Expected<tensor::Request> coordinates_request(const GenFlags& flags) {
                                  .size = flags.sizes.back(),
                                  .cv = flags.entries_cv},
                                 flags.entries_imbalance);
-  // Where all are to be alike, the sum is what fits.
+  // If all slices must be equal, their sum is the product.
   request.fibers = snapped(request.fibers, request.slices * request.fibers_max);
   request.entries = snapped(request.entries, request.fibers * request.entries_max);
   return request;
 }
 
-// A number of --scale and where it goes.
+// A number of --scale and its field.
 struct Scaled {
   std::string_view name;
   std::int64_t* number;
 };
 
-// Takes the sizes over that --scale names. Whether the number of steps has changed: sums over
-// another number of steps are spread otherwise.
+// Sets the sizes that --scale names. Returns whether the number of steps has changed, since sums
+// over another number have another spread.
 Expected<bool> scale_sizes(const GenFlags& flags, const std::vector<Scaled>& sizes) {
   bool steps_changed = false;
   for (const std::string& scale : flags.scale) {
@@ -199,7 +199,7 @@ Expected<bool> scale_sizes(const GenFlags& flags, const std::vector<Scaled>& siz
   return steps_changed;
 }
 
-// Fills in the sizes of a request, or takes that of --like, and scales it.
+// Fills in the sizes of a request, or those of --like, and scales them.
 template <typename Request>
 Expected<void> complete(const GenFlags& flags, std::string_view modes,
                         const std::vector<std::int64_t*>& sizes, const std::vector<Scaled>& scaled,
@@ -247,7 +247,7 @@ Expected<tensor::CostsRequest> costs_request(const GenFlags& flags) {
   return request;
 }
 
-// Refuses features of another kind of file, and those that --like has.
+// Refuses features of another kind of file, and those that --like already gives.
 Expected<void> check_kind(const GenFlags& flags) {
   const bool alike = !flags.like.empty();
   const auto check = [&](std::initializer_list<std::string_view> names, bool acts,
@@ -271,7 +271,7 @@ Expected<void> check_kind(const GenFlags& flags) {
 Expected<int> run_gen(const GenFlags& flags) {
   DYNMO_TRY(check_kind(flags));
   DYNMO_TRY(check_one_use({{"--like", flags.like.string()}, {"--out", flags.out.string()}}));
-  // Both say what is wrong before a file is made.
+  // Both requests are checked before a file is written.
   std::optional<tensor::CountsRequest> counts;
   std::optional<tensor::CostsRequest> costs;
   std::optional<tensor::Request> request;

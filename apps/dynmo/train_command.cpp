@@ -35,7 +35,7 @@ const int kLostExit = exit_code(ErrorCode::kPeerLost);
 struct TrainFlags {
   std::string config;
   std::vector<std::string> settings;  // of --set
-  std::vector<std::string> keys;      // --train.steps 100 and the like, as settings
+  std::vector<std::string> keys;      // flags such as --train.steps 100, as settings
   std::optional<std::int64_t> ranks;
   std::optional<std::int64_t> steps;
   std::string data;
@@ -53,10 +53,10 @@ struct TrainFlags {
 struct KeyFlag {
   std::string key;
   std::string value;
-  std::string flag;  // for people
+  std::string flag;  // for messages
 };
 
-// The keys that flags give by their own names.
+// Returns the keys that flags with other names set.
 std::vector<KeyFlag> key_flags(const TrainFlags& flags) {
   std::vector<KeyFlag> given;
   for (const std::string& setting : flags.keys) {
@@ -70,7 +70,7 @@ std::vector<KeyFlag> key_flags(const TrainFlags& flags) {
   return given;
 }
 
-// Two ways to give one key must agree. The last of several --set counts.
+// Returns kBadInput if two flags give one key different values. The last of several --set counts.
 Expected<void> check_given_once(const TrainFlags& flags) {
   std::map<std::string, KeyFlag> seen;
   for (const std::string& setting : flags.settings) {
@@ -92,7 +92,7 @@ Expected<void> check_given_once(const TrainFlags& flags) {
   return {};
 }
 
-// All flags of keys as settings. A path may look like a number, so it is quoted.
+// Returns all flags of keys as settings. Paths are quoted, because one may look like a number.
 std::vector<std::string> settings_of(const TrainFlags& flags) {
   std::vector<std::string> settings = flags.settings;
   settings.insert(settings.end(), flags.keys.begin(), flags.keys.end());
@@ -115,7 +115,7 @@ bool gives_ranks(const TrainFlags& flags) {
   });
 }
 
-// File first, then all flags.
+// Returns the options from the file, changed by all flags.
 Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::string& config_text) {
   train::TrainOptions options;
   DYNMO_TRY(config::apply_text(options.config, config_text, flags.config));
@@ -132,7 +132,7 @@ Expected<train::TrainOptions> options_of(const TrainFlags& flags, const std::str
                  checkpoint::list_checkpoints(
                      observe::RunFolder(options.config.run.directory).checkpoints()));
     options.resume = !found.empty();
-    options.overwrite = found.empty();  // of a run that has no checkpoint nothing can be continued
+    options.overwrite = found.empty();  // a run without a checkpoint cannot be continued
   }
   if (flags.overwrite && flags.resume != "never") {
     return make_error(
@@ -167,7 +167,7 @@ train::Reporter terminal_reporter() {
   return reporter;
 }
 
-// "interrupted at step 120 of 1000; checkpoint of step 100; continue with: ..."
+// Returns "interrupted at step 120 of 1000; checkpoint of step 100; continue with: ...".
 std::string describe(const train::Interruption& found, const train::TrainOptions& options) {
   std::string text = found.steps_done ? fmt::format("interrupted at step {} of {}",
                                                     *found.steps_done, options.config.train.steps)
@@ -190,12 +190,12 @@ std::string describe(const train::Interruption& found, const train::TrainOptions
   const auto done =
       train::run_rank({.options = std::move(options), .reporter = terminal_reporter()});
   if (done.has_value()) c10d::quit(0);
-  // That a run which was asked to stop has done so is no error; rank 0 has said it.
+  // A requested stop is no error, and rank 0 has reported it.
   if (done.error().code == ErrorCode::kInterrupted) c10d::quit(kInterruptedExit);
   c10d::quit(print_error(done.error()));
 }
 
-// Without the flags that say how a run begins.
+// Returns the arguments without the flags that say how a run begins.
 std::vector<std::string> without_beginning(const std::vector<std::string>& arguments) {
   std::vector<std::string> left;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -211,7 +211,8 @@ std::vector<std::string> without_beginning(const std::vector<std::string>& argum
   return left;
 }
 
-// Starts the ranks, and all of them again after the loss of one, as often as the flags allow.
+// Starts the ranks. After the loss of one, starts all of them again, up to the number of
+// --restarts.
 Expected<int> launch(TrainFlags flags, const std::string& config_text,
                      std::vector<std::string> command, train::TrainOptions& options) {
   const std::vector<std::string> late_command = {command.front(), std::string(kTrainCommand.name),
@@ -282,7 +283,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
     }
     join_as_rank(flags, flags.join);
   }
-  // A dry run takes all flags of the run that it describes.
+  // A dry run accepts all flags of the run that it describes.
   DYNMO_TRY(check_flags({
       {"--secret", !flags.secret.empty(), false, "--join HOST:PORT"},
       {"--cluster", !flags.cluster.empty(), flags.dry_run, "--dry-run"},
@@ -308,7 +309,7 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
                       "--restarts for ranks that somebody else has started (RANK is set): wanted "
                       "torchrun --max-restarts, or a restart by the scheduler, with --resume auto");
   }
-  // A scheduler may start a rank again whose run goes on without it.
+  // A scheduler may restart a rank whose run has continued without it.
   const std::string& folder = options.config.run.directory;
   const bool starts_alone = rank && std::getenv(train::kLockedByLauncher) == nullptr;
   if (starts_alone && flags.resume == "auto" && train::run_goes_on(folder)) {
@@ -331,7 +332,8 @@ Expected<int> run_train(const TrainFlags& flags, const std::vector<std::string>&
   return code;
 }
 
-// Hidden from --help, which would be twice as long; docs/config.md has them all.
+// Adds a flag for each key. They are hidden from --help, which would be twice as long;
+// docs/config.md lists them.
 void add_key_flags(CLI::App& command, const std::shared_ptr<TrainFlags>& flags) {
   for (const std::string& name : config::key_names()) {
     const auto set = [flags, name](const std::string& value) {

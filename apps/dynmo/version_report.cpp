@@ -29,7 +29,7 @@ Json or_null(std::string_view text) { return text.empty() ? Json() : Json(text);
 }  // namespace
 
 Json version_report() {
-  // "0.1.0 (1410a3990d)"; without the brackets where the commit is not known.
+  // kVersion is "0.1.0 (1410a3990d)", without the brackets if the commit is not known.
   const std::size_t bracket = kVersion.find(" (");
   const std::string_view commit = bracket == std::string_view::npos
                                       ? std::string_view()
