@@ -227,7 +227,6 @@ Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
 Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Leader>& leader,
                                        const elastic::JobFile& next) {
   Regrouped& result = attempt.result;
-  result.done = true;
   // The files name the next leader, and it reports the next group, before the leaving one stops
   // listening.
   if (attempt.next_leader) attempt.next_leader->set_group(attempt.view, attempt.plan);

@@ -30,7 +30,6 @@ namespace dynmo::train {
 // The result of an attempt to change the group.
 struct Regrouped {
   std::unique_ptr<GroupRun> group = nullptr;  // null: this rank has left
-  bool done = false;                          // else the current group continues unchanged
   double pause_s = 0;                         // of the change, without the moves
   double moving_s = 0;
   elastic::BoundaryEvents events = {};

@@ -72,7 +72,7 @@ Expected<void> Run::join(const std::function<void()>& taken) {
   done_.first = done_.steps = part->pipeline().next_step();
   DYNMO_ASSIGN(lane.log, open_log("", RunLog::Keeps::kNumbers));
   DYNMO_TRY(elasticity_->join(*part));
-  enter_group(lane, std::move(part), Begins::kFirst);
+  DYNMO_TRY(enter_group(lane, std::move(part)));
   taken();
   return through_losses(advance_all());
 }
@@ -89,8 +89,7 @@ Expected<void> Run::begin() {
   if (elasticity_) add_lane("", nullptr);  // a loss may come before it is open
   DYNMO_ASSIGN(const Start begin, begin_run(world(), run_, beginning));
   for (const std::string& note : begin.notes) say(note);
-  done_.first = done_.steps = begin.step();
-  if (done_.first >= config().train.steps) {
+  if (begin.step() >= config().train.steps) {
     say(fmt::format("finished all {} steps of the run are done; train.steps may grow",
                     config().train.steps));
     return {};
@@ -100,7 +99,6 @@ Expected<void> Run::begin() {
     DYNMO_TRY(open_lane(elasticity_ ? lanes_.front() : add_lane(name, nullptr), begin));
   }
   DYNMO_TRY(write_config());
-  write_cluster();
   say_start();
   return advance_all();
 }
@@ -156,8 +154,14 @@ Run::Lane& Run::add_lane(const std::string& name, std::unique_ptr<const Resolved
   return lanes_.back();
 }
 
-Expected<void> Run::open_lane(Lane& lane, const Start& begin, Begins begins) {
+Expected<void> Run::open_lane(Lane& lane, const Start& begin) {
   DYNMO_ASSIGN(auto part, open_group(lane, begin));
+  if (!lane.log) DYNMO_TRY(start_log(lane, begin));
+  return enter_group(lane, std::move(part));
+}
+
+Expected<void> Run::start_log(Lane& lane, const Start& begin) {
+  done_.first = done_.steps = begin.step();
   // Rank 0 says at the end what was possible, from what the layers cost in every step.
   const bool compared = first_rank() && names().size() > 1;
   DYNMO_ASSIGN(lane.log,
@@ -171,7 +175,6 @@ Expected<void> Run::open_lane(Lane& lane, const Start& begin, Begins begins) {
                 {"micro_batches", run_of(lane).config().batch.micro_batches}};
   if (!options().program.empty()) about["program"] = options().program;
   log.event("start", done_.first, about);
-  enter_group(lane, std::move(part), begins);
   return {};
 }
 
@@ -259,7 +262,7 @@ Expected<std::unique_ptr<GroupRun>> Run::open_group(const Lane& lane, const Star
   auto group = std::make_unique<GroupRun>(
       world(), run_of(lane), lane.settings, begin.cluster,
       runtime::RankState{
-          .plan = begin.first.plan, .layers = std::move(states), .step = done_.first});
+          .plan = begin.first.plan, .layers = std::move(states), .step = begin.step()});
   if (begin.restored) {
     DYNMO_TRY(dynamism::restore(group->pipeline().sources(), begin.restored->sources));
   }

@@ -107,8 +107,6 @@ class Run {
     Generation generation = 0;  // of the newest plan
     int members = 0;            // the numbers of all ranks so far are below it
   };
-  // Why a group begins: for a new or joined run, for a change of size, or after a loss.
-  enum class Begins { kFirst, kChange, kLoss };
   // State from a loss until the run is whole again, which may take more than one recovery.
   struct Recovering {
     elastic::View before;    // the members before the first loss
@@ -176,7 +174,9 @@ class Run {
   Expected<void> begin();
   RunLane settings_of(const std::string& name, int number) const;
   Lane& add_lane(const std::string& name, std::unique_ptr<const ResolvedRun> other);
-  Expected<void> open_lane(Lane& lane, const Start& begin, Begins begins = Begins::kFirst);
+  // Opens the lane's part of the group, and its log if it has none.
+  Expected<void> open_lane(Lane& lane, const Start& begin);
+  Expected<void> start_log(Lane& lane, const Start& begin);
   Expected<RunLog> open_log(const std::string& name, RunLog::Keeps keeps) const;
   Expected<std::unique_ptr<GroupRun>> open_group(const Lane& lane, const Start& begin);
   Expected<void> write_config() const;
@@ -212,8 +212,8 @@ class Run {
   Expected<bool> change_group(Lane& lane, const elastic::SizeChange& change);
   // Writes the messages of one plan after it has ended. Ranks get the numbers that users see.
   Expected<void> note_traffic(Lane& lane, TrafficIntervals::Ended ended) const;
-  // Gives the lane its part of the group that has begun.
-  void enter_group(Lane& lane, std::unique_ptr<GroupRun> part, Begins begins);
+  // Gives the lane its part of the group that has begun. The log continues at the part's step.
+  Expected<void> enter_group(Lane& lane, std::unique_ptr<GroupRun> part);
   // Logs the group that has begun: its ranks, their hosts and its plan.
   void note_group(const Lane& lane) const;
   // Prints and logs the events between two steps.

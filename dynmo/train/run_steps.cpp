@@ -136,21 +136,23 @@ Expected<void> Run::finish_checkpoint(Lane& lane) {
   return {};
 }
 
-void Run::enter_group(Lane& lane, std::unique_ptr<GroupRun> part, Begins begins) {
+Expected<void> Run::enter_group(Lane& lane, std::unique_ptr<GroupRun> part) {
   lane.group = std::move(part);
-  if (begins == Begins::kChange) {
-    enter(elasticity_->group());
-    lane.log->begin_group();
-    snapshots_.begin_group();
-  }
+  const std::int64_t step = lane.group->pipeline().next_step();
+  if (step == done_.steps) lane.log->begin_group();
+  if (step != done_.steps) DYNMO_TRY(lane.log->go_back());
+  done_.first = done_.steps = step;
+  snapshots_.begin_group();
   if (elasticity_) {
+    enter(elasticity_->group());
     for (const elastic::Member& member : elasticity_->view().members) {
       done_.members = std::max(done_.members, member.number + 1);
     }
   }
   lane.traffic->begin(*lane.group);
   note_group(lane);
-  if (begins == Begins::kLoss) write_cluster();
+  write_cluster();
+  return {};
 }
 
 void Run::note_group(const Lane& lane) const {
@@ -225,8 +227,7 @@ Expected<bool> Run::change_group(Lane& lane, const elastic::SizeChange& change) 
     static_cast<void>(lane.log->close());
     return false;
   }
-  enter_group(lane, std::move(next.group), Begins::kChange);
-  if (next.done) write_cluster();
+  DYNMO_TRY(enter_group(lane, std::move(next.group)));
   DYNMO_ASSIGN(group_.clocks, read_clocks());
   return true;
 }

@@ -214,7 +214,6 @@ Expected<bool> Run::survive(const Error& why) {
   done_.members = std::max(done_.members, before.members.back().number + 1);
   DYNMO_TRY(elasticity_->begin_again(view, std::move(led), done_.members));
   if (world().rank() == transport::Member(0) && !group_.leads) lead();
-  snapshots_.begin_group();
   DYNMO_TRY(recover(lane, recovery));
   if (recovery.whole) return false;
   recovery.end_phase("commit");
@@ -261,9 +260,6 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   DYNMO_TRY(recover_from_memory(lane, recovery, decision.step, generation, known));
   const bool asked = lane.group->pipeline().state().asked;
   const std::size_t self = world().rank().index();
-  if (done_.steps != decision.step) DYNMO_TRY(lane.log->go_back());
-  if (done_.steps == decision.step) lane.log->begin_group();
-  done_.first = done_.steps = decision.step;
   // The layers may be those of the next step already. Then all of this one was done.
   if (!asked) return after_step_again(lane);
   const auto validation = reports.lacked_validation(self, decision.step);
@@ -360,16 +356,12 @@ Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t 
   c10d::free_cached_memory(options().rank_device.device);
   DYNMO_TRY(runtime::regroup_at(step, grid(), run_.model().layers, plan, held_,
                                 {.device = options().rank_device.device}));
-  enter_group(
-      lane,
-      std::make_unique<GroupRun>(world(), run_, lane.settings, cluster, std::exchange(held_, {})),
-      Begins::kLoss);
-  return {};
+  return enter_group(lane, std::make_unique<GroupRun>(world(), run_, lane.settings, cluster,
+                                                      std::exchange(held_, {})));
 }
 
 Expected<std::optional<std::int64_t>> Run::keep_in_checkpoint(Lane& lane) {
   const std::int64_t step = lane.group->pipeline().next_step();
-  done_.first = done_.steps = step;
   DYNMO_ASSIGN(const bool there, has_checkpoint(step));
   if (!there) {
     DYNMO_TRY(checkpoint(lane, /*due=*/true));
@@ -420,15 +412,10 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
                                        .after_loss = true}));
   Generation& number = begin.first.plan.generation;
   number = std::max(number, generation);
-  done_.first = done_.steps = begin.step();
-  if (lane.log) {
-    DYNMO_ASSIGN(auto part, open_group(lane, begin));
-    enter_group(lane, std::move(part), Begins::kLoss);
-    DYNMO_TRY(lane.log->go_back());
-  } else {
+  if (!lane.log) {
     for (const std::string& note : begin.notes) say(note);
-    DYNMO_TRY(open_lane(lane, begin, Begins::kLoss));
   }
+  DYNMO_TRY(open_lane(lane, begin));
   std::error_code fault;
   if (!group_.leads || std::filesystem::exists(folder_.config(), fault)) return {};
   return write_file_durably(folder_.config(), to_toml(config()));
