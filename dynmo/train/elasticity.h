@@ -27,11 +27,11 @@ namespace dynmo::train {
 class Elasticity {
  public:
   // Refers to all arguments, which outlive it.
-  Elasticity(elastic::Groups& groups, const ResolvedRun& run)
+  Elasticity(elastic::Groups& groups, const ResolvedRun& run, Passage& passage)
       : groups_(groups),
         run_(run),
         changes_(size_options(run.config())),
-        regrouping_(groups, run, changes_) {}
+        regrouping_(groups, run, changes_, passage) {}
 
   // Starts a run with its first ranks. The first of them is the leader, which opens the control
   // endpoint.
@@ -71,9 +71,6 @@ class Elasticity {
   // Ends the run. Calls the hook for the remaining releases, in bounded time.
   [[nodiscard]] Expected<void> finish();
 
-  // Returns the rank's state from a change that a loss has ended, or an empty state if there was
-  // none.
-  [[nodiscard]] runtime::RankState take_state() { return regrouping_.take_state(); }
   // Calls `write` for each event since the last call. Then answers the event's client, which may
   // read it.
   void tell_events(const std::function<void(const elastic::BoundaryEvent&)>& write);

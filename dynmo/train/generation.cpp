@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <utility>
 
+#include "dynmo/c10d/device_kinds.h"
+#include "dynmo/runtime/regroup.h"
 #include "dynmo/train/setup/pipeline_options.h"
+#include "dynmo/transport/grid.h"
 #include "dynmo/transport/tags.h"
 
 namespace dynmo::train {
@@ -60,6 +63,30 @@ Expected<void> GroupRun::checkpoint(bool due) {
   DYNMO_TRY(checkpointer_->poll());
   if (due) DYNMO_TRY(checkpointer_->start(*pipeline_));
   return {};
+}
+
+void Passage::leave(std::unique_ptr<GroupRun> part) {
+  cluster = part->cluster();
+  state = part->close();
+}
+
+Expected<void> Passage::form(transport::Transport& group, const ResolvedRun& run,
+                             const RunLane& lane, cost::Cluster measured, const plan::Plan& plan,
+                             std::optional<std::int64_t> step) {
+  const transport::Grid grid(group, static_cast<int>(run.config().pipeline.replicas));
+  const model::Model& layers = run.model().layers;
+  const runtime::Staging staging{.device = run.options().rank_device.device};
+  c10d::free_cached_memory(staging.device);
+  DYNMO_TRY(step ? runtime::regroup_at(*step, grid, layers, plan, state, staging)
+                 : runtime::regroup(grid, layers, plan, state, staging));
+  next =
+      std::make_unique<GroupRun>(group, run, lane, std::move(measured), std::exchange(state, {}));
+  return {};
+}
+
+void Passage::take_back() {
+  if (next != nullptr) state = std::exchange(next, nullptr)->close();
+  if (controller) state.controller = std::exchange(controller, std::nullopt);
 }
 
 }  // namespace dynmo::train

@@ -4,13 +4,18 @@
 // A run's part of one group: all that is bound to the group's transport and ends with it. The
 // rank's state outlives it, which close() returns, and so do the files of the run (run_log.h).
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 
+#include "dynmo/control/controller.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
+#include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
+#include "dynmo/runtime/rank_state.h"
 #include "dynmo/train/checkpointer.h"
 #include "dynmo/train/setup/resolved_run.h"
 #include "dynmo/transport/traffic.h"
@@ -66,6 +71,26 @@ class GroupRun {
   std::unique_ptr<transport::CountingTransport> transport_;  // outlives its users
   std::unique_ptr<runtime::Pipeline> pipeline_;
   std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+// A rank between two groups, in a change of size (regrouping.h) or after a loss (surviving.cpp).
+// Its layers are in `state` or in `next`, also after an error. So a loss may come at any time.
+struct Passage {
+  runtime::RankState state = {};
+  // The decisions of the group in force, for a rank that returns to it. None after a loss.
+  std::optional<control::Controller> controller = {};
+  cost::Cluster cluster = {};                // of the newest group that this rank has left
+  std::unique_ptr<GroupRun> next = nullptr;  // this rank's part of the group that forms
+
+  // Ends this rank's part of a group.
+  void leave(std::unique_ptr<GroupRun> part);
+  // Makes `next`, in a group whose ranks have an equal `plan`. All its ranks call it. Their layers
+  // move to their new places. They are those of `step`, after a loss, or else the live ones.
+  [[nodiscard]] Expected<void> form(transport::Transport& group, const ResolvedRun& run,
+                                    const RunLane& lane, cost::Cluster measured,
+                                    const plan::Plan& plan, std::optional<std::int64_t> step = {});
+  // Ends `next`, before its transport ends. `state` has the decisions of the group in force again.
+  void take_back();
 };
 
 }  // namespace dynmo::train

@@ -7,12 +7,10 @@
 #include <span>
 #include <utility>
 
-#include "dynmo/c10d/device_kinds.h"
 #include "dynmo/core/fields.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/plan/pack.h"
-#include "dynmo/runtime/regroup.h"
 #include "dynmo/train/setup/leader_options.h"
 #include "dynmo/train/setup/start.h"
 #include "dynmo/transport/gather.h"
@@ -77,8 +75,8 @@ Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const R
               .lane = lane,
               .leader = leader,
               .begin = std::chrono::steady_clock::now(),
-              .step = held_.state.step,
-              .before = held_.state.plan,
+              .step = passage_.state.step,
+              .before = passage_.state.plan,
               .plan = {},
               .view = elastic::view_after(change, view_, replicas),
               .next_leader = nullptr};
@@ -93,20 +91,18 @@ Regrouping::Try Regrouping::begin_try(const elastic::SizeChange& change, const R
 Expected<Regrouped> Regrouping::change(const elastic::SizeChange& change,
                                        std::unique_ptr<GroupRun> group, const RunLane& lane,
                                        std::unique_ptr<elastic::Leader>& leader) {
-  cluster_ = group->cluster();
   // Nothing of this group is in flight, and all its ranks are here. It is early: later a loss would
   // end the run (is_taking()), and the next group needs the memory.
   const Expected<void> closed = group->close_channels();
-  held_.state = group->close();
-  group.reset();
-  held_.controller = held_.state.controller;
+  passage_.leave(std::move(group));
+  passage_.controller = passage_.state.controller;
   DYNMO_TRY(closed);
   Try attempt = begin_try(change, lane, leader.get());
-  held_.state.controller->ranks_changed(ranks_before(change.kept, attempt.plan.ranks));
+  passage_.state.controller->ranks_changed(ranks_before(change.kept, attempt.plan.ranks));
   DYNMO_ASSIGN(const auto place, meet(attempt));
   const Expected<void> mine = place ? form(attempt, *place) : Expected<void>(place.error());
   if (!mine) {
-    take_back();
+    passage_.take_back();
     groups_.drop(mine.error());  // no rank waits for this one there
   }
   elastic::JobFile next;
@@ -156,7 +152,7 @@ Expected<void> Regrouping::form(Try& attempt, const elastic::Place& place) {
   DYNMO_ASSIGN(const std::string note,
                open_group(*transport, attempt.lane, attempt.view, attempt.plan));
   if (!note.empty()) attempt.result.events.push_back({.line = note});
-  if (!attempt.change.newcomers.empty()) DYNMO_TRY(spread(*forming_, attempt.result));
+  if (!attempt.change.newcomers.empty()) DYNMO_TRY(spread(*passage_.next, attempt.result));
   const elastic::Member& first = attempt.view.members.front();
   if (!attempt.moves_lead || first.id != self) return {};
   // Where it cannot listen, the leader that there is stays.
@@ -187,33 +183,18 @@ Expected<std::string> Regrouping::vote(const Try& attempt, const Expected<void>&
   return std::string();
 }
 
-void Regrouping::take_back() {
-  if (forming_ == nullptr) return;
-  held_.state = forming_->close();
-  forming_.reset();
-}
-
-runtime::RankState Regrouping::take_state() {
-  take_back();
-  if (held_.controller) held_.state.controller = std::exchange(held_.controller, std::nullopt);
-  return std::exchange(held_.state, {});
-}
-
 Expected<Regrouped> Regrouping::stay(Try& attempt, const std::string& why) {
-  take_back();
+  passage_.take_back();
   groups_.drop(make_error(ErrorCode::kPeerLost, "the run goes on without: {}", why));
   const transport::Grid grid(groups_.group(), static_cast<int>(run_.config().pipeline.replicas));
-  runtime::move_back(run_.model().layers, held_.state, attempt.before, grid.position());
-  held_.state.controller = std::exchange(held_.controller, std::nullopt);
+  runtime::move_back(run_.model().layers, passage_.state, attempt.before, grid.position());
   // Some ranks may have asked their sources in the group that is not to be: all ask again.
-  held_.state.asked = true;
-  Regrouped result{.group = std::make_unique<GroupRun>(groups_.group(), run_, attempt.lane,
-                                                       cluster_, std::move(held_.state))};
-  if (const auto going = result.group->go_on(); !going) {
-    held_.state = result.group->close();
-    return going.error();
-  }
+  passage_.state.asked = true;
+  passage_.next = std::make_unique<GroupRun>(groups_.group(), run_, attempt.lane, passage_.cluster,
+                                             std::exchange(passage_.state, {}));
+  DYNMO_TRY(passage_.next->go_on());
   if (attempt.leader != nullptr) attempt.leader->dismiss_admitted();
+  Regrouped result{.group = std::move(passage_.next)};
   const std::string line = fmt::format("no change ({}): {}", attempt.change.why, why);
   result.events.push_back(
       {.kind = "refused",
@@ -235,7 +216,7 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   taking_ = true;
   DYNMO_ASSIGN(const bool stays, groups_.take());
   taking_ = false;
-  held_.controller.reset();  // the next group is in force
+  passage_.controller.reset();  // the next group is in force
   result.pause_s = seconds_since(attempt.begin) - result.moving_s;
   const auto replicas = run_.config().pipeline.replicas;
   const std::string line = fmt::format(
@@ -271,7 +252,7 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   }
   events.insert(events.end(), result.events.begin(), result.events.end());
   result.events = std::move(events);
-  result.group = std::move(forming_);
+  result.group = std::move(passage_.next);
   if (leader != nullptr) {
     const int joined = static_cast<int>(std::ssize(attempt.change.newcomers));
     leader->note_change(before, view_, joined, text);
@@ -303,7 +284,7 @@ Expected<void> Regrouping::confirm(const elastic::SizeChange& change) {
 Expected<std::unique_ptr<GroupRun>> Regrouping::enter(const RunLane& lane) {
   plan::Plan plan;
   DYNMO_TRY(open_group(groups_.group(), lane, view_, plan));
-  return std::move(forming_);
+  return std::move(passage_.next);
 }
 
 Expected<void> Regrouping::join(GroupRun& group) {
@@ -339,15 +320,10 @@ Expected<std::string> Regrouping::open_group(transport::Transport& group, const 
   DYNMO_ASSIGN(plan, plan::parse_plan(said["plan"], origin));
   if (is_new) DYNMO_TRY(changes_.restore(said["decides"]));
   DYNMO_TRY(groups_.know(said["standing"]));
-  const transport::Grid grid(group, static_cast<int>(run_.config().pipeline.replicas));
-  c10d::free_cached_memory(run_.options().rank_device.device);
-  DYNMO_TRY(runtime::regroup(grid, run_.model().layers, plan, held_.state,
-                             {.device = run_.options().rank_device.device}));
   DYNMO_ASSIGN(transport::MeasuredCluster measured,
-               measure_group(group, run_, groups_.self().host, cluster_));
-  forming_ = std::make_unique<GroupRun>(group, run_, lane, std::move(measured.cluster),
-                                        std::move(held_.state));
-  DYNMO_TRY(forming_->go_on());
+               measure_group(group, run_, groups_.self().host, passage_.cluster));
+  DYNMO_TRY(passage_.form(group, run_, lane, std::move(measured.cluster), plan));
+  DYNMO_TRY(passage_.next->go_on());
   return std::move(measured.note);
 }
 

@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -39,9 +38,10 @@ struct Regrouped {
 class Regrouping {
  public:
   // Refers to all arguments, which outlive it. `changes` has the state that newcomers need to make
-  // the same decisions.
-  Regrouping(elastic::Groups& groups, const ResolvedRun& run, elastic::SizeChanges& changes)
-      : groups_(groups), run_(run), changes_(changes) {}
+  // the same decisions. `passage` has this rank's state if a loss interrupts a change.
+  Regrouping(elastic::Groups& groups, const ResolvedRun& run, elastic::SizeChanges& changes,
+             Passage& passage)
+      : groups_(groups), run_(run), changes_(changes), passage_(passage) {}
 
   // Starts a run with its first ranks, which exchange their members.
   [[nodiscard]] Expected<void> begin();
@@ -58,21 +58,12 @@ class Regrouping {
                                            std::unique_ptr<GroupRun> group, const RunLane& lane,
                                            std::unique_ptr<elastic::Leader>& leader);
 
-  // Returns this rank's state from a change that the loss of a rank has interrupted, and drops the
-  // group being formed. Returns an empty state if there was no such change.
-  [[nodiscard]] runtime::RankState take_state();
-
   // Returns the members of the current group.
   [[nodiscard]] const elastic::View& view() const { return view_; }
   // Returns true from the time this rank votes for the next group until it knows that all did.
   [[nodiscard]] bool is_taking() const { return taking_; }
 
  private:
-  // The values that a rank takes from one group to the next.
-  struct Held {
-    runtime::RankState state;
-    std::optional<control::Controller> controller = {};  // of the current group
-  };
   // One attempt to change the group.
   struct Try {
     const elastic::SizeChange& change;
@@ -93,7 +84,7 @@ class Regrouping {
   // Tells all ranks of the current group the meeting place of the next one, or why there is none.
   // The next leader also receives the leader's handover.
   [[nodiscard]] Expected<Expected<elastic::Place>> meet(Try& attempt);
-  // Makes `forming_` on a rank that stays.
+  // Forms the next group, on a rank that stays.
   [[nodiscard]] Expected<void> form(Try& attempt, const elastic::Place& place);
   // Exchanges `mine` with all ranks of the current group. Returns the first fault of the next
   // group, or "". If the leader changes, sets `next` to the endpoint of the next leader.
@@ -104,9 +95,7 @@ class Regrouping {
   [[nodiscard]] Expected<Regrouped> stay(Try& attempt, const std::string& why);
   void leave(Try& attempt, std::unique_ptr<elastic::Leader>& leader, const elastic::JobFile& next,
              const std::string& line);
-  // Takes the state back from `forming_`, which ends before its transport does.
-  void take_back();
-  // Makes `forming_` from the held values. `view` and `plan` are the group's. A newcomer, which has
+  // Forms this rank's part of a group. `view` and `plan` are the group's. A newcomer, which has
   // none, receives them. Returns a line for the user about the group's hosts, or "".
   [[nodiscard]] Expected<std::string> open_group(transport::Transport& group, const RunLane& lane,
                                                  elastic::View& view, plan::Plan& plan);
@@ -118,13 +107,10 @@ class Regrouping {
   elastic::Groups& groups_;
   const ResolvedRun& run_;
   elastic::SizeChanges& changes_;
+  Passage& passage_;
   elastic::View view_;
   bool taking_ = false;
   Generation tried_ = 0;  // highest number of an intended group
-  // Between two groups this rank's layers are in held_ or forming_, also after an error.
-  Held held_;
-  cost::Cluster cluster_;  // of the newest group that this rank has left; none: a newcomer
-  std::unique_ptr<GroupRun> forming_;
 };
 
 }  // namespace dynmo::train

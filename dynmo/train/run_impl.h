@@ -59,7 +59,7 @@ class Run {
     enter(group);
     group_.leads = group.rank() == transport::Member(0);
     if (groups != nullptr && config().elastic.enabled) {
-      elasticity_.emplace(*groups, run_);
+      elasticity_.emplace(*groups, run_, passage_);
     }
   }
 
@@ -167,7 +167,7 @@ class Run {
   }
   const ResolvedRun& run_of(const Lane& lane) const { return lane.other ? *lane.other : run_; }
   const runtime::RankState& state_of(const Lane& lane) const {
-    return lane.group == nullptr ? held_ : lane.group->pipeline().state();
+    return lane.group == nullptr ? passage_.state : lane.group->pipeline().state();
   }
 
   // Functions of run.cpp: the beginning and the end.
@@ -247,14 +247,11 @@ class Run {
   // Begins again from the newest checkpoint, of step `newest`, or from the beginning.
   Expected<void> recover_from_files(Lane& lane, Recovery& recovery, Generation generation,
                                     std::optional<std::int64_t> newest);
-  // Regroups the layers of `step` under a plan for the ranks that are left. `known` has what was
-  // measured of their links.
+  // Regroups the layers of `step` under a plan for the ranks that are left.
   Expected<void> recover_from_memory(Lane& lane, Recovery& recovery, std::int64_t step,
-                                     Generation generation, const cost::Cluster& known);
+                                     Generation generation);
   Expected<control::AfterLoss> plan_after_loss(std::int64_t step, const cost::Cluster& cluster);
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
-  Expected<void> regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
-                            const cost::Cluster& cluster);
   // Ensures a checkpoint of the current step. Returns the step, or none if that failed.
   Expected<std::optional<std::int64_t>> keep_in_checkpoint(Lane& lane);
   Expected<bool> has_checkpoint(std::int64_t step) const;  // according to the first rank
@@ -274,7 +271,7 @@ class Run {
   Done done_;
   Losses losses_;
   Snapshots snapshots_{config()};
-  runtime::RankState held_;  // between two groups, after a loss
+  Passage passage_;
   std::optional<Recovering> recovering_;
   std::optional<Elasticity> elasticity_;
   std::vector<Lane> lanes_;

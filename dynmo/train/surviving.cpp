@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "dynmo/c10d/device_kinds.h"
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/cost/cluster.h"
@@ -200,10 +199,8 @@ Expected<bool> Run::survive(const Error& why) {
                                              fmt::join(elastic::numbers_of(view), ", ")));
   recovering_->spares.insert(recovering_->spares.end(), met.spares.begin(), met.spares.end());
   group_.grid.reset();
-  if (runtime::RankState state = elasticity_->take_state(); !state.plan.stages.empty()) {
-    held_ = std::move(state);
-  }
-  elasticity_.emplace(*groups_, run_);
+  passage_.take_back();
+  elasticity_.emplace(*groups_, run_, passage_);
   if (!view.has(groups_->self().id)) {
     lane.group.reset();
     if (lane.log) static_cast<void>(lane.log->close());
@@ -246,18 +243,13 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   recovery.reached = reports.reached();
   DYNMO_TRY(losses_.note(reports.losses, recovery.why));
   if (decision.finish) DYNMO_TRY(finish_step(lane, *decision.finish));
-  cost::Cluster known;
-  if (lane.group != nullptr) {
-    known = lane.group->cluster();
-    held_ = lane.group->close();
-    lane.group.reset();
-  }
+  if (lane.group != nullptr) passage_.leave(std::move(lane.group));
   const Generation generation = std::max(elasticity_->view().generation, reports.generation + 1);
   if (decision.origin != elastic::Origin::kMemory) {
     return recover_from_files(lane, recovery, generation,
                               newest < 0 ? std::nullopt : std::optional(newest));
   }
-  DYNMO_TRY(recover_from_memory(lane, recovery, decision.step, generation, known));
+  DYNMO_TRY(recover_from_memory(lane, recovery, decision.step, generation));
   const bool asked = lane.group->pipeline().state().asked;
   const std::size_t self = world().rank().index();
   // The layers may be those of the next step already. Then all of this one was done.
@@ -269,7 +261,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
 
 Expected<void> Run::recover_from_files(Lane& lane, Recovery& recovery, Generation generation,
                                        std::optional<std::int64_t> newest) {
-  held_ = {};
+  passage_.state = {};
   const Expected<void> again = begin_again(lane, generation);
   if (!again && again.error().code == ErrorCode::kInfeasible) {
     return too_few(recovery.why, again.error().message, newest);
@@ -282,18 +274,18 @@ Expected<void> Run::recover_from_files(Lane& lane, Recovery& recovery, Generatio
 }
 
 Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int64_t step,
-                                        Generation generation, const cost::Cluster& known) {
+                                        Generation generation) {
   const elastic::View& view = elasticity_->view();
   recovery.from = step == recovery.reached ? "live layers" : "snapshot";
-  runtime::roll_back(held_, step);
-  if (held_.controller) {
-    held_.controller->ranks_changed(
+  runtime::roll_back(passage_.state, step);
+  if (passage_.state.controller) {
+    passage_.state.controller->ranks_changed(
         positions_before(recovering_->numbered, view, grid().replicas()));
     recovering_->numbered = view;
   }
   recovery.end_phase("roll_back");
   DYNMO_ASSIGN(const transport::MeasuredCluster measured,
-               measure_group(world(), run_, groups_->self().host, known));
+               measure_group(world(), run_, groups_->self().host, passage_.cluster));
   const cost::Cluster& cluster = measured.cluster;
   DYNMO_ASSIGN(control::AfterLoss after, plan_after_loss(step, cluster));
   after.decision.plan.generation = generation;
@@ -302,7 +294,8 @@ Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int
   const Json mine = {{"plan", plan::to_json(after.decision.plan)}, {"fault", after.fault}};
   DYNMO_ASSIGN(const Json said, transport::first_json(world(), tag(), mine, origin));
   DYNMO_ASSIGN(const plan::Plan plan, plan::parse_plan(said.value("plan", Json()), origin));
-  DYNMO_TRY(regroup_at(lane, plan, step, cluster));
+  DYNMO_TRY(passage_.form(world(), run_, lane.settings, cluster, plan, step));
+  DYNMO_TRY(enter_group(lane, std::move(passage_.next)));
   const auto fault = said.value("fault", "");
   if (!fault.empty()) {
     DYNMO_ASSIGN(const auto kept, keep_in_checkpoint(lane));
@@ -316,17 +309,18 @@ Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int
 
 // Plans before the layers are regrouped, by what this rank has measured.
 Expected<control::AfterLoss> Run::plan_after_loss(std::int64_t step, const cost::Cluster& cluster) {
-  const bool measured = held_.controller || !held_.controller_state.is_null();
+  runtime::RankState& held = passage_.state;
+  const bool measured = held.controller || !held.controller_state.is_null();
   const runtime::PipelineOptions options =
       pipeline_options(run_, 0, runtime::Balancing::kNever, cluster);
-  control::Controller controller = runtime::controller_of(held_, run_.model().layers, options);
-  const cost::ModelCost known = controller.profiler().known(held_.frozen_layers);
+  control::Controller controller = runtime::controller_of(held, run_.model().layers, options);
+  const cost::ModelCost known = controller.profiler().known(held.frozen_layers);
   const cost::Cluster there = control::as_measured(cluster, controller.profiler().overhead(),
                                                    options.replicas, options.accumulation);
   DYNMO_ASSIGN(
       control::AfterLoss after,
-      controller.after_loss({.plan = held_.plan, .step = step, .known = known, .cluster = there}));
-  if (measured) held_.controller = std::move(controller);
+      controller.after_loss({.plan = held.plan, .step = step, .known = known, .cluster = there}));
+  if (measured) held.controller = std::move(controller);
   return after;
 }
 
@@ -347,17 +341,6 @@ Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record)
   say(lane.log->add(report, *lane.group, begin_ns));
   done_.steps = report.step + 1;
   return {};
-}
-
-// The rank's state stays in its place until the new group has all of it: the next loss may come at
-// any time.
-Expected<void> Run::regroup_at(Lane& lane, const plan::Plan& plan, std::int64_t step,
-                               const cost::Cluster& cluster) {
-  c10d::free_cached_memory(options().rank_device.device);
-  DYNMO_TRY(runtime::regroup_at(step, grid(), run_.model().layers, plan, held_,
-                                {.device = options().rank_device.device}));
-  return enter_group(lane, std::make_unique<GroupRun>(world(), run_, lane.settings, cluster,
-                                                      std::exchange(held_, {})));
 }
 
 Expected<std::optional<std::int64_t>> Run::keep_in_checkpoint(Lane& lane) {
