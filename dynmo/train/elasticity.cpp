@@ -83,10 +83,7 @@ Expected<std::unique_ptr<GroupRun>> Elasticity::enter(const RunLane& lane) {
   return regrouping_.enter(lane);
 }
 
-Expected<void> Elasticity::join(GroupRun& group) {
-  DYNMO_TRY(regrouping_.join(group));
-  return {};
-}
+Expected<void> Elasticity::join(GroupRun& group) { return regrouping_.join(group); }
 
 void Elasticity::observe(const runtime::StepReport& report, const GroupRun& group,
                          const observe::RunHistory& run) {

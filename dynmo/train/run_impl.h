@@ -254,7 +254,8 @@ class Run {
   Expected<void> finish_step(Lane& lane, const elastic::UpdateRecord& record);
   // Ensures a checkpoint of the current step. Returns the step, or none if that failed.
   Expected<std::optional<std::int64_t>> keep_in_checkpoint(Lane& lane);
-  Expected<bool> has_checkpoint(std::int64_t step) const;  // according to the first rank
+  // Returns whether the first rank sees a checkpoint of the step, or any.
+  Expected<bool> has_checkpoint(std::optional<std::int64_t> step = {}) const;
   Expected<void> after_step_again(Lane& lane);
   // Begins from the newest checkpoint, or from the beginning if there is none.
   Expected<void> begin_again(Lane& lane, Generation generation);

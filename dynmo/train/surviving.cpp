@@ -354,9 +354,11 @@ Expected<std::optional<std::int64_t>> Run::keep_in_checkpoint(Lane& lane) {
   return std::optional(step);
 }
 
-Expected<bool> Run::has_checkpoint(std::int64_t step) const {
+Expected<bool> Run::has_checkpoint(std::optional<std::int64_t> step) const {
   const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
-  const bool there = found && std::ranges::count(*found, step, &checkpoint::CheckpointFolder::step);
+  const bool there = found && std::ranges::any_of(*found, [&](const auto& each) {
+                       return !step || each.step == *step;
+                     });
   DYNMO_ASSIGN(const Json said,
                transport::first_json(world(), tag(), Json(there), "whether there is a checkpoint"));
   return said == Json(true);
@@ -384,15 +386,10 @@ Expected<void> Run::after_step_again(Lane& lane) {
 }
 
 Expected<void> Run::begin_again(Lane& lane, Generation generation) {
-  const auto found = checkpoint::list_checkpoints(folder_.checkpoints());
-  DYNMO_ASSIGN(const Json resumes,
-               transport::first_json(world(), transport::control_tag(transport::Control::kSize),
-                                     Json(found.has_value() && !found->empty()),
-                                     "whether there is a checkpoint"));
-  DYNMO_ASSIGN(Start begin, begin_run(world(), run_,
-                                      {.host = groups_->self().host,
-                                       .resumes = resumes == Json(true),
-                                       .after_loss = true}));
+  DYNMO_ASSIGN(const bool resumes, has_checkpoint());
+  DYNMO_ASSIGN(Start begin,
+               begin_run(world(), run_,
+                         {.host = groups_->self().host, .resumes = resumes, .after_loss = true}));
   Generation& number = begin.first.plan.generation;
   number = std::max(number, generation);
   if (!lane.log) {
