@@ -9,10 +9,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "dynmo/control/controller.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/cluster.h"
+#include "dynmo/elastic/member.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/runtime/pipeline.h"
 #include "dynmo/runtime/rank_state.h"
@@ -81,6 +83,14 @@ struct Passage {
   std::optional<control::Controller> controller = {};
   cost::Cluster cluster = {};                // of the newest group that this rank has left
   std::unique_ptr<GroupRun> next = nullptr;  // this rank's part of the group that forms
+
+  // From a loss until the run is whole again, which may take more than one recovery.
+  struct Lost {
+    elastic::View before;    // the members before the first loss
+    elastic::View numbered;  // the controller's ranks are their positions
+    std::vector<elastic::MemberId> spares = {};
+  };
+  std::optional<Lost> lost = {};  // none: a change of size
 
   // Ends this rank's part of a group.
   void leave(std::unique_ptr<GroupRun> part);

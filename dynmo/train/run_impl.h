@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A training run on one rank. It begins, trains and finishes, and after a loss begins again with
-// the surviving ranks. Its functions are in run.cpp, run_steps.cpp and surviving.cpp.
+// A training run on one rank. Its states are functions, in run.cpp, run_steps.cpp and
+// surviving.cpp:
+//
+//   begin() or join() --> advance_all() --> finish()
+//                           |       ^
+//                    change_group() or survive()
+//
+// Between two groups a rank's state is in `passage_`, and its lane has no group. A loss may come in
+// any state, also in survive(). It ends the run if the ranks do not know each other yet, or while
+// they take the next group of a change.
 
 #include <algorithm>
 #include <chrono>
@@ -106,12 +114,6 @@ class Run {
     std::int64_t steps = 0;     // of the run
     Generation generation = 0;  // of the newest plan
     int members = 0;            // the numbers of all ranks so far are below it
-  };
-  // State from a loss until the run is whole again, which may take more than one recovery.
-  struct Recovering {
-    elastic::View before;    // the members before the first loss
-    elastic::View numbered;  // the controller's ranks are their positions
-    std::vector<elastic::MemberId> spares = {};
   };
   struct Recovery {
     Error why;
@@ -259,7 +261,7 @@ class Run {
   Expected<void> after_step_again(Lane& lane);
   // Begins from the newest checkpoint, or from the beginning if there is none.
   Expected<void> begin_again(Lane& lane, Generation generation);
-  void note_loss(Lane& lane, const Recovering& since, const Recovery& recovery);
+  void note_loss(Lane& lane, const Passage::Lost& since, const Recovery& recovery);
   // Makes this rank print and log for the run.
   void lead();
 
@@ -273,7 +275,6 @@ class Run {
   Losses losses_;
   Snapshots snapshots_{config()};
   Passage passage_;
-  std::optional<Recovering> recovering_;
   std::optional<Elasticity> elasticity_;
   std::vector<Lane> lanes_;
 };

@@ -190,14 +190,14 @@ Expected<bool> Run::survive(const Error& why) {
   recovery.end_phase("rest");
   Lane& lane = lanes_.front();
   const elastic::View before = elasticity_->view();
-  if (!recovering_) recovering_ = Recovering{.before = before, .numbered = before};
+  if (!passage_.lost) passage_.lost = Passage::Lost{.before = before, .numbered = before};
   std::unique_ptr<elastic::Leader> led = elasticity_->take_leader();
   // Nothing of the group that has ended writes into tensors any more when this returns.
   DYNMO_ASSIGN(const elastic::Survival met, meet_survivors(before, why));
   const elastic::View& view = met.view;
   reporter_.log(LogLevel::kInfo, fmt::format("step {:5}  met after the loss: ranks {}", done_.steps,
                                              fmt::join(elastic::numbers_of(view), ", ")));
-  recovering_->spares.insert(recovering_->spares.end(), met.spares.begin(), met.spares.end());
+  passage_.lost->spares.insert(passage_.lost->spares.end(), met.spares.begin(), met.spares.end());
   group_.grid.reset();
   passage_.take_back();
   elasticity_.emplace(*groups_, run_, passage_);
@@ -216,7 +216,7 @@ Expected<bool> Run::survive(const Error& why) {
   recovery.end_phase("commit");
   recovery.ms["all"] = 1e3 * seconds_since(start);
   // All that were lost since the run was whole: another loss may have ended a recovery.
-  const Recovering since = *std::exchange(recovering_, std::nullopt);
+  const Passage::Lost since = *std::exchange(passage_.lost, std::nullopt);
   note_loss(lane, since, recovery);
   losses_.will_respawn(since.before.size() - view.size());
   return true;
@@ -280,8 +280,8 @@ Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int
   runtime::roll_back(passage_.state, step);
   if (passage_.state.controller) {
     passage_.state.controller->ranks_changed(
-        positions_before(recovering_->numbered, view, grid().replicas()));
-    recovering_->numbered = view;
+        positions_before(passage_.lost->numbered, view, grid().replicas()));
+    passage_.lost->numbered = view;
   }
   recovery.end_phase("roll_back");
   DYNMO_ASSIGN(const transport::MeasuredCluster measured,
@@ -401,7 +401,7 @@ Expected<void> Run::begin_again(Lane& lane, Generation generation) {
   return write_file_durably(folder_.config(), to_toml(config()));
 }
 
-void Run::note_loss(Lane& lane, const Recovering& since, const Recovery& recovery) {
+void Run::note_loss(Lane& lane, const Passage::Lost& since, const Recovery& recovery) {
   std::vector<int> lost;
   std::vector<int> spares;
   for (const elastic::Member& member : since.before.members) {
