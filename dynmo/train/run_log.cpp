@@ -322,20 +322,22 @@ std::string RunLog::write_load(const runtime::StepReport& report,
   return "";
 }
 
-void RunLog::begin_group() {
+Expected<void> RunLog::begin_group() {
   traces_.clear();
   moves_ = {};
   recorded_.sent = {};
   recorded_.pause_s = 0;
   recorded_.checkpoints = {};
+  if (!closed_) return {};
+  files_.load_trace.reset();
+  return open_records(observe::RecordWriterOptions::Start::kAppend);
 }
 
 Expected<void> RunLog::go_back() {
-  begin_group();
   files_.load_trace.reset();
   history_.forget_newest();
   whole_ = false;
-  return closed_ ? open_records(observe::RecordWriterOptions::Start::kAppend) : Expected<void>();
+  return begin_group();
 }
 
 std::string RunLog::settle_history(std::int64_t steps) {

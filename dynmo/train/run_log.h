@@ -72,8 +72,8 @@ class RunLog {
   void note_checkpoints(const CheckpointTotals& totals, std::int64_t step);
   void add_traffic(const observe::TrafficInterval& interval) { history_.add_traffic(interval); }
   // Begins another group of the run. Comparisons of a group's steps start again, and the trace has
-  // only steps of the new group.
-  void begin_group();
+  // only steps of the new group. Files that close() has closed are opened again.
+  [[nodiscard]] Expected<void> begin_group();
   // Continues from another step than the next one of this rank. Records, events and the load trace
   // continue from that step.
   [[nodiscard]] Expected<void> go_back();

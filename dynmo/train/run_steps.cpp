@@ -139,8 +139,7 @@ Expected<void> Run::finish_checkpoint(Lane& lane) {
 Expected<void> Run::enter_group(Lane& lane, std::unique_ptr<GroupRun> part) {
   lane.group = std::move(part);
   const std::int64_t step = lane.group->pipeline().next_step();
-  if (step == done_.steps) lane.log->begin_group();
-  if (step != done_.steps) DYNMO_TRY(lane.log->go_back());
+  DYNMO_TRY(step == done_.steps ? lane.log->begin_group() : lane.log->go_back());
   done_.first = done_.steps = step;
   snapshots_.begin_group();
   if (elasticity_) {
