@@ -97,7 +97,7 @@ plan::Plan optimal_plan(const cost::ModelCost& model) {
 }
 
 double step_s(const plan::Plan& plan, const cost::ModelCost& model) {
-  const auto evaluation = plan::evaluate(plan, model, ranks(), kMicroBatches);
+  const auto evaluation = plan::evaluate(plan, {model, ranks(), kMicroBatches});
   DYNMO_CHECK(evaluation.has_value(), "a replay, got: {}", evaluation.error().message);
   return evaluation->step_time_s;
 }

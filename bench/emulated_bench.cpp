@@ -105,7 +105,7 @@ int main() {
                           schedule::ScheduleKind::kZbV}) {
     const plan::Plan plan = plan_of(kind);
     const double predicted =
-        plan::evaluate(plan, model_costs, cluster, kMicroBatches).value().step_time_s;
+        plan::evaluate(plan, {model_costs, cluster, kMicroBatches}).value().step_time_s;
     const std::vector<double> times = measure(plan, model, model_costs);
     const double median = times[times.size() / 2];
     fmt::print("{:12} {:8.1f} ms {:7.1f} ms {:+7.2f} % {:8.1f} {:8.1f}\n", schedule::name(kind),

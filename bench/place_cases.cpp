@@ -94,7 +94,7 @@ Json case_of(std::uint64_t seed) {
   json["given_message_s"] = message_time_s(traffic_of(plan, model, micro_batches), cluster);
   json["message_s"] = message_time_s(traffic_of(placed, model, micro_batches), cluster);
   const auto step = [&](const Plan& one) {
-    return evaluate(one, model, cluster, micro_batches).value().result.step_time.count();
+    return evaluate(one, {model, cluster, micro_batches}).value().result.step_time.count();
   };
   json["given_step_ns"] = step(plan);
   json["step_ns"] = step(placed);

@@ -43,7 +43,7 @@ void balance_chain(benchmark::State& state, Balancer balancer) {
     benchmark::DoNotOptimize(counts.data());
   }
   const auto times =
-      rank_times_s(make_plan(counts, problem.schedule), model, cluster, kMicroBatches);
+      rank_times_s(make_plan(counts, problem.schedule), {model, cluster, kMicroBatches});
   double sum = 0;
   for (const double time : times) sum += time;
   const double slowest = *std::max_element(times.begin(), times.end());
@@ -75,17 +75,15 @@ void recomputing_chain(benchmark::State& state, bool unlike) {
   const cost::ModelCost model = half_blocks(static_cast<int>(state.range(0)), unlike);
   const auto ranks = static_cast<int>(state.range(1));
   const cost::Cluster cluster = ranks_with(ranks, model, 45);
-  const BalanceProblem problem{.model = model,
-                               .cluster = cluster,
-                               .micro_batches = kMicroBatches,
-                               .recompute = Recompute::kAuto};
+  BalanceProblem problem{{model, cluster, kMicroBatches}};
+  problem.recompute = Recompute::kAuto;
   std::vector<int> counts;
   for (auto _ : state) {
     counts = balance(Balancer::kOptimal, problem).value();
     benchmark::DoNotOptimize(counts.data());
   }
-  const auto judged =
-      judge(problem.recompute, make_plan(counts, problem.schedule), model, cluster, kMicroBatches);
+  const auto judged = judge(problem.recompute, make_plan(counts, problem.schedule),
+                            {model, cluster, kMicroBatches});
   DYNMO_CHECK(judged && !judged->recomputed.empty(), "memory that asks for recomputation");
   double work = 0;
   for (const double layer : cost::layer_work_s(model, kMicroBatches)) work += layer;
@@ -98,11 +96,8 @@ void recomputing_proposal(benchmark::State& state, bool unlike, schedule::Schedu
   const cost::ModelCost model = half_blocks(static_cast<int>(state.range(0)), unlike);
   const cost::Cluster cluster =
       ranks_with(static_cast<int>(state.range(1)), model, static_cast<int>(state.range(2)));
-  const BalanceProblem problem{.model = model,
-                               .cluster = cluster,
-                               .micro_batches = kMicroBatches,
-                               .schedule = kind,
-                               .recompute = Recompute::kAuto};
+  BalanceProblem problem{{model, cluster, kMicroBatches}, kind};
+  problem.recompute = Recompute::kAuto;
   Proposal proposal;
   for (auto _ : state) {
     proposal = propose(balancer, problem).value();
@@ -166,7 +161,7 @@ void v_placement(benchmark::State& state, Balancer balancer, Shape shape) {
   }
   const Plan plan =
       make_plan(counts, placement(balancer, problem), cluster.size(), problem.schedule);
-  const auto times = rank_times_s(plan, model, cluster, kMicroBatches);
+  const auto times = rank_times_s(plan, {model, cluster, kMicroBatches});
   const double sum = std::accumulate(times.begin(), times.end(), 0.0);
   state.counters["bottleneck/ideal"] =
       *std::max_element(times.begin(), times.end()) * static_cast<double>(times.size()) / sum;

@@ -70,11 +70,9 @@ struct Best {
 
 BalanceProblem problem_of(const Question& question, schedule::ScheduleKind kind,
                           Recompute recompute) {
-  return {.model = question.model,
-          .cluster = question.cluster,
-          .micro_batches = question.micro_batches,
-          .schedule = kind,
-          .recompute = recompute};
+  BalanceProblem problem{{question.model, question.cluster, question.micro_batches}, kind};
+  problem.recompute = recompute;
+  return problem;
 }
 
 Best best_of_all(const Question& question) {
@@ -100,8 +98,8 @@ double slowest_s(Question question, bool limited) {
   const auto kind = schedule::ScheduleKind::k1F1B;
   const auto counts = balance(Balancer::kOptimal, problem_of(question, kind, Recompute::kAuto));
   if (!counts) return 0;
-  const auto judged = judge(Recompute::kAuto, make_plan(*counts, kind), question.model,
-                            question.cluster, question.micro_batches);
+  const auto judged = judge(Recompute::kAuto, make_plan(*counts, kind),
+                            {question.model, question.cluster, question.micro_batches});
   return judged ? question.micro_batches * judged->evaluation.bottleneck_s : 0;
 }
 

@@ -127,12 +127,11 @@ Cell cell(const Evaluation& evaluation, const cost::Cluster& cluster, std::strin
 Cell of_template(const cost::ModelCost& model, const Suite& suite, ScheduleKind kind,
                  Balancer balancer) {
   const cost::Cluster roomy = cost::equal_ranks(suite.cluster.size());
-  const BalanceProblem problem{
-      .model = model, .cluster = roomy, .micro_batches = suite.micro_batches, .schedule = kind};
+  const BalanceProblem problem{{model, roomy, suite.micro_batches}, kind};
   const auto counts = balance(balancer, problem);
   DYNMO_CHECK(counts.has_value(), "a cut, got {}", counts.error().message);
   const Plan plan = make_plan(*counts, placement(balancer, problem), suite.cluster.size(), kind);
-  const auto evaluation = evaluate(plan, model, suite.cluster, suite.micro_batches);
+  const auto evaluation = evaluate(plan, {model, suite.cluster, suite.micro_batches});
   DYNMO_CHECK(evaluation.has_value(), "a replay, got {}", evaluation.error().message);
   return cell(*evaluation, suite.cluster);
 }
@@ -202,7 +201,7 @@ cost::Cluster cluster_for(const cost::ModelCost& start, int micro_batches) {
   cluster.inside_node.latency_s = 1e-5;
   const auto counts = balance(Balancer::kUniform, {start, cluster, micro_batches});
   const auto even =
-      evaluate(make_plan(*counts, ScheduleKind::k1F1B), start, cluster, micro_batches);
+      evaluate(make_plan(*counts, ScheduleKind::k1F1B), {start, cluster, micro_batches});
   DYNMO_CHECK(even.has_value(), "a replay, got {}", even.error().message);
   Bytes most;
   for (const auto& rank : even->result.ranks) most = std::max(most, rank.peak_memory);

@@ -27,7 +27,7 @@ int main() {
   cost::Cluster cluster = cost::equal_ranks(4, Bytes{80LL << 30});
   cluster.inside_node = {.latency_s = 5e-6, .bandwidth_bytes_per_s = 100e9};
 
-  const plan::BalanceProblem problem{.model = model, .cluster = cluster, .micro_batches = 16};
+  const plan::BalanceProblem problem{{model, cluster, 16}};
   for (const auto balancer : {plan::Balancer::kUniform, plan::Balancer::kOptimal}) {
     const Expected<plan::Proposal> made = plan::propose(balancer, problem);
     if (!made) {

@@ -48,10 +48,9 @@ Expected<AfterLoss> Controller::after_loss(const Boundary& now) {
     after.fault = found.error().message;
   }
   const cost::ModelCost even{std::vector<cost::LayerCost>(now.known.layers.size())};
-  DYNMO_ASSIGN(const std::vector<int> cut,
-               plan::balance(plan::Balancer::kUniform, {.model = even,
-                                                        .cluster = now.cluster,
-                                                        .micro_batches = options_.micro_batches}));
+  DYNMO_ASSIGN(
+      const std::vector<int> cut,
+      plan::balance(plan::Balancer::kUniform, {{even, now.cluster, options_.micro_batches}}));
   after.decision.migrate = true;
   after.decision.plan =
       plan::make_plan(cut, schedule::ScheduleKind::k1F1B, now.plan.generation + 1);

@@ -77,15 +77,16 @@ Expected<plan::LayerSet> Decisions::recomputed_under(const plan::Plan& plan,
   auto known = costs(frozen_layers);
   if (!known && choice != plan::Recompute::kWhole) return plan::LayerSet();
   if (!known) known = profiler().known(frozen_layers);
-  return plan::recomputed_layers(choice, plan, *known, controller_.speeds().slowed(cluster()),
-                                 options_.controller.micro_batches);
+  return plan::recomputed_layers(
+      choice, plan,
+      {*known, controller_.speeds().slowed(cluster()), options_.controller.micro_batches});
 }
 
 double Decisions::predicted_step_s(const Now& now) const {
   const auto costs = controller_.costs(profiler().known(now.frozen_layers), now.recomputed);
   if (!costs) return 0;
-  const auto evaluation = plan::evaluate(now.plan, *costs, controller_.speeds().slowed(cluster()),
-                                         options_.controller.micro_batches);
+  const auto evaluation = plan::evaluate(now.plan, {*costs, controller_.speeds().slowed(cluster()),
+                                                    options_.controller.micro_batches});
   if (!evaluation) return 0;
   return options_.controller.accumulation * evaluation->step_time_s +
          profiler().overhead().overhead_s.value_or(0);

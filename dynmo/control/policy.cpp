@@ -44,7 +44,7 @@ struct Rival {
 
 // Returns the work / speed of the layers of the plan's slowest rank, and 0 for other layers.
 std::vector<double> bottleneck_work_s(const Rival& rival, const PolicyInput& input) {
-  const auto times = rank_times_s(rival.plan, rival.model, input.cluster, input.micro_batches);
+  const auto times = rank_times_s(rival.plan, {rival.model, input.cluster, input.micro_batches});
   const Rank slowest(
       static_cast<int>(std::max_element(times.begin(), times.end()) - times.begin()));
   std::vector<double> work = cost::layer_work_s(rival.model, input.micro_batches);
@@ -112,12 +112,11 @@ double reference_step_s(const plan::BalanceProblem& problem, const PolicyOptions
   if (all_ranks <= problem.cluster.size()) return 0;
   cost::Cluster all = problem.cluster;
   all.ranks.resize(static_cast<std::size_t>(all_ranks), all.ranks.front());
-  const plan::BalanceProblem on_all{.model = problem.model,
-                                    .cluster = all,
-                                    .micro_batches = problem.micro_batches,
-                                    .schedule = problem.schedule,
-                                    .stages_per_rank = problem.stages_per_rank,
-                                    .recompute = problem.recompute};
+  const plan::BalanceProblem on_all{{problem.model, all, problem.micro_batches},
+                                    problem.schedule,
+                                    problem.stages_per_rank,
+                                    nullptr,
+                                    problem.recompute};
   const auto proposal = propose(options.balancer, on_all, options.propose);
   return proposal ? proposal->evaluation.step_time_s : 0;
 }
@@ -159,8 +158,9 @@ struct Rivals {
 Expected<Rivals> rivals_of(const PolicyInput& input) {
   Rivals rivals;
   rivals.current_model = plan::recomputed(input.model, input.recomputed);
-  DYNMO_ASSIGN(rivals.current, plan::evaluate_recomputed(input.current, input.model, input.cluster,
-                                                         input.micro_batches, input.recomputed));
+  DYNMO_ASSIGN(rivals.current, plan::evaluate_recomputed(
+                                   input.current, {input.model, input.cluster, input.micro_batches},
+                                   input.recomputed));
   return rivals;
 }
 
@@ -185,7 +185,7 @@ Decision take(Decision decision, const Rivals& rivals, std::string reason) {
 double chance_gain_s(const PolicyInput& input, const Rivals& rivals, const Decision& decision) {
   if (input.cause == Cause::kKnown) return 0;
   const auto times =
-      rank_times_s(input.current, rivals.current_model, input.cluster, input.micro_batches);
+      rank_times_s(input.current, {rivals.current_model, input.cluster, input.micro_batches});
   const double slowest = *std::max_element(times.begin(), times.end());
   const auto equal = std::count_if(times.begin(), times.end(), [&](double time) {
     return time > 0 && time >= (1 - 3 * input.rank_noise) * slowest;

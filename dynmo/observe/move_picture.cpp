@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "dynmo/core/units.h"
-#include "dynmo/plan/evaluate.h"
 #include "dynmo/schedule/text.h"
 
 namespace dynmo::observe {
@@ -39,12 +38,13 @@ std::vector<Span> shown(const schedule::Timeline& timeline) {
 }
 
 Expected<void> add_replayed(const plan::Plan& plan, const std::string& name,
-                            const cost::ModelCost& costs, const cost::Cluster& known,
-                            int micro_batches, Json& tracks) {
+                            const plan::Costs& costs, Json& tracks) {
   // A run's folder has the cluster of its last group alone.
-  const cost::Cluster cluster = known.size() == plan.ranks ? known : cost::equal_ranks(plan.ranks);
-  DYNMO_ASSIGN(const plan::Evaluation evaluation,
-               plan::evaluate(plan, costs, cluster, micro_batches, {.timeline = true}));
+  const cost::Cluster cluster =
+      costs.cluster.size() == plan.ranks ? costs.cluster : cost::equal_ranks(plan.ranks);
+  DYNMO_ASSIGN(
+      const plan::Evaluation evaluation,
+      plan::evaluate(plan, {costs.model, cluster, costs.micro_batches}, {.timeline = true}));
   const std::string text =
       fmt::format("{}: {} a step", name, format_seconds(evaluation.step_time_s));
   std::map<int, Json> of_ranks;
@@ -64,13 +64,10 @@ Expected<void> add_replayed(const plan::Plan& plan, const std::string& name,
 
 }  // namespace
 
-Expected<Json> tracks_of(const Move& move, const cost::ModelCost& costs,
-                         const cost::Cluster& cluster, int micro_batches) {
+Expected<Json> tracks_of(const Move& move, const plan::Costs& costs) {
   Json tracks = Json::array();
-  DYNMO_TRY(add_replayed(move.before, fmt::format("before step {}", move.step), costs, cluster,
-                         micro_batches, tracks));
-  DYNMO_TRY(add_replayed(move.after, fmt::format("from step {} on", move.step), costs, cluster,
-                         micro_batches, tracks));
+  DYNMO_TRY(add_replayed(move.before, fmt::format("before step {}", move.step), costs, tracks));
+  DYNMO_TRY(add_replayed(move.after, fmt::format("from step {} on", move.step), costs, tracks));
   return tracks;
 }
 

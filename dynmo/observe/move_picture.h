@@ -7,8 +7,7 @@
 
 #include "dynmo/core/expected.h"
 #include "dynmo/core/json.h"
-#include "dynmo/cost/cluster.h"
-#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
 
 namespace dynmo::observe {
@@ -28,7 +27,6 @@ inline constexpr int kMaxSpans = 3200;
 // rank of both. `plan` is a text with the plan's role and the time of its step. The lists have an
 // element for each action. Returns kBadInput if a plan cannot be replayed with these costs and
 // micro-batches.
-[[nodiscard]] Expected<Json> tracks_of(const Move& move, const cost::ModelCost& costs,
-                                       const cost::Cluster& cluster, int micro_batches);
+[[nodiscard]] Expected<Json> tracks_of(const Move& move, const plan::Costs& costs);
 
 }  // namespace dynmo::observe

@@ -231,19 +231,16 @@ std::string made_by(const plan::Proposal& proposal, const plan::Question& questi
 // Lists the plans to compare with: the plan in force, and an even cut under 1F1B where there is
 // one.
 std::vector<Compared> comparisons(const plan::Question& question) {
+  const plan::Costs costs{question.model, question.cluster, question.micro_batches};
   std::vector<Compared> compared;
   const auto add = [&](std::string name, const plan::Plan& plan) {
-    auto evaluation =
-        plan::evaluate(plan, question.model, question.cluster, question.micro_batches);
+    auto evaluation = plan::evaluate(plan, costs);
     if (!evaluation) return;  // more ranks than layers, an order for other micro-batches
     const bool fits = plan::fits_memory(evaluation->result, question.cluster);
     compared.push_back({std::move(name), std::move(*evaluation), fits});
   };
   if (question.from) add("plan in force", *question.from);
-  const auto even =
-      plan::balance(plan::Balancer::kUniform, {.model = question.model,
-                                               .cluster = question.cluster,
-                                               .micro_batches = question.micro_batches});
+  const auto even = plan::balance(plan::Balancer::kUniform, {costs});
   if (even) add("uniform 1f1b", plan::make_plan(*even, schedule::ScheduleKind::k1F1B));
   return compared;
 }

@@ -384,7 +384,7 @@ Expected<void> add_move(const RunFolder& folder, const std::vector<Event>& event
   if (fs::exists(folder.cluster(), fault)) {
     DYNMO_ASSIGN(cluster, cost::read_cluster(folder.cluster()));
   }
-  auto tracks = tracks_of(drawn->move, load->at(drawn->move.step), cluster, drawn->micro_batches);
+  auto tracks = tracks_of(drawn->move, {load->at(drawn->move.step), cluster, drawn->micro_batches});
   if (tracks) run.tracks = *std::move(tracks);
   return {};
 }

@@ -36,10 +36,8 @@ enum class Balancer {
 [[nodiscard]] std::string_view name(Balancer balancer);
 [[nodiscard]] Expected<Balancer> parse_balancer(std::string_view name);
 
-struct BalanceProblem {
-  const cost::ModelCost& model;  // without recomputation
-  const cost::Cluster& cluster;
-  int micro_batches = 1;
+// The model's costs are without recomputation.
+struct BalanceProblem : Costs {
   // Determines placement and in-flight micro-batches.
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
   int stages_per_rank = 2;        // kInterleaved; other kinds have fixed numbers

@@ -40,15 +40,13 @@ Expected<MadeCut> make_cut(CutFor what, Balancer balancer, const BalanceProblem&
   const cost::ModelCost model = what == CutFor::kWhole && !counts
                                     ? recomputed(problem.model, all_layers(problem.model))
                                     : problem.model;
-  return cut_of(balancer, {.model = model,
-                           .cluster = problem.cluster,
-                           .micro_batches = problem.micro_batches,
-                           .schedule = problem.schedule,
-                           .stages_per_rank = problem.stages_per_rank,
-                           .current = problem.current,
-                           .recompute = what == CutFor::kLeast ? Recompute::kAuto
-                                        : counts               ? Recompute::kWhole
-                                                               : Recompute::kNone});
+  return cut_of(balancer, {{model, problem.cluster, problem.micro_batches},
+                           problem.schedule,
+                           problem.stages_per_rank,
+                           problem.current,
+                           what == CutFor::kLeast ? Recompute::kAuto
+                           : counts               ? Recompute::kWhole
+                                                  : Recompute::kNone});
 }
 
 }  // namespace dynmo::plan::internal

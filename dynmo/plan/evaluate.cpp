@@ -47,45 +47,44 @@ Bytes gradients_of(const LayerRange& range, const cost::ModelCost& model) {
 }
 
 // No replay can take longer than everything one after the other.
-Expected<void> check_duration(const cost::ModelCost& model, const cost::Cluster& cluster,
-                              int micro_batches, std::size_t stages) {
-  double slowest = cluster.ranks.front().speed;
-  for (const cost::ClusterRank& rank : cluster.ranks) slowest = std::min(slowest, rank.speed);
+Expected<void> check_duration(const Costs& costs, std::size_t stages) {
+  double slowest = costs.cluster.ranks.front().speed;
+  for (const cost::ClusterRank& rank : costs.cluster.ranks) slowest = std::min(slowest, rank.speed);
   double work = 0;
   double largest = 0;
-  for (const cost::LayerCost& layer : model.layers) {
+  for (const cost::LayerCost& layer : costs.model.layers) {
     work += layer.forward_s + layer.backward_input_s + layer.backward_weight_s + layer.update_s;
     largest = std::max(largest, static_cast<double>(layer.boundary_bytes.value));
   }
   double message = 0;
-  for (const cost::Link& link : cluster.links()) {
+  for (const cost::Link& link : costs.cluster.links()) {
     message = std::max(message, link.latency_s + largest / link.bandwidth_bytes_per_s);
   }
-  const double bound = micro_batches * (work / slowest + 2 * message * static_cast<double>(stages));
+  const double bound =
+      costs.micro_batches * (work / slowest + 2 * message * static_cast<double>(stages));
   if (bound > 4e9) {  // 2^63 ns are 9.2e9 s
     return make_error(ErrorCode::kBadInput,
                       "a step of {} micro-batches would take up to {:.3g} s, wanted at most 4e9 s: "
                       "check the units of times, speeds and bandwidths",
-                      micro_batches, bound);
+                      costs.micro_batches, bound);
   }
   return {};
 }
 
-void add_measures(Evaluation& evaluation, const Plan& plan, const cost::ModelCost& model,
-                  const cost::Cluster& cluster, int micro_batches) {
-  const std::vector<double> work = cost::layer_work_s(model, micro_batches);
+void add_measures(Evaluation& evaluation, const Plan& plan, const Costs& costs) {
+  const std::vector<double> work = cost::layer_work_s(costs.model, costs.micro_batches);
   double speeds = 0;
-  for (const cost::ClusterRank& rank : cluster.ranks) speeds += rank.speed;
+  for (const cost::ClusterRank& rank : costs.cluster.ranks) speeds += rank.speed;
   evaluation.ideal_step_time_s =
-      micro_batches * std::accumulate(work.begin(), work.end(), 0.0) / speeds;
-  const std::vector<double> times = rank_times_s(plan, model, cluster, micro_batches);
+      costs.micro_batches * std::accumulate(work.begin(), work.end(), 0.0) / speeds;
+  const std::vector<double> times = rank_times_s(plan, costs);
   evaluation.bottleneck_s = *std::max_element(times.begin(), times.end());
   const double mean = std::accumulate(times.begin(), times.end(), 0.0) / plan.ranks;
   evaluation.imbalance = mean > 0 ? evaluation.bottleneck_s / mean - 1 : 0;
   for (const PlanStage& stage : plan.stages) {
     const auto first = work.begin() + stage.layers.first.value;
     evaluation.stage_time_s.push_back(std::accumulate(first, first + stage.layers.count, 0.0) /
-                                      cluster.ranks[stage.rank.index()].speed);
+                                      costs.cluster.ranks[stage.rank.index()].speed);
   }
 }
 
@@ -113,18 +112,18 @@ std::vector<sim::StageCost> stage_costs(const Plan& plan, const cost::ModelCost&
   return costs;
 }
 
-std::vector<double> rank_times_s(const Plan& plan, const cost::ModelCost& model,
-                                 const cost::Cluster& cluster, int micro_batches) {
-  DYNMO_CHECK(plan.ranks == cluster.size(), "a plan of {} ranks, got {}", cluster.size(),
-              plan.ranks);
-  const std::vector<double> work = cost::layer_work_s(model, micro_batches);
-  std::vector<double> times(cluster.ranks.size(), 0.0);
+std::vector<double> rank_times_s(const Plan& plan, const Costs& costs) {
+  const std::vector<cost::ClusterRank>& ranks = costs.cluster.ranks;
+  DYNMO_CHECK(plan.ranks == costs.cluster.size(), "a plan of {} ranks, got {}",
+              costs.cluster.size(), plan.ranks);
+  const std::vector<double> work = cost::layer_work_s(costs.model, costs.micro_batches);
+  std::vector<double> times(ranks.size(), 0.0);
   for (const PlanStage& stage : plan.stages) {
     for (int i = stage.layers.first.value; i < stage.layers.end(); ++i) {
       times[stage.rank.index()] += work[static_cast<std::size_t>(i)];
     }
   }
-  for (std::size_t r = 0; r < times.size(); ++r) times[r] /= cluster.ranks[r].speed;
+  for (std::size_t r = 0; r < times.size(); ++r) times[r] /= ranks[r].speed;
   return times;
 }
 
@@ -135,9 +134,8 @@ bool fits_memory(const sim::SimResult& result, const cost::Cluster& cluster) {
   return true;
 }
 
-Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
-                              const cost::Cluster& cluster, int micro_batches,
-                              sim::SimOptions options) {
+Expected<Evaluation> evaluate(const Plan& plan, const Costs& costs, sim::SimOptions options) {
+  const auto& [model, cluster, micro_batches] = costs;
   DYNMO_TRY(cost::validate(model, micro_batches));
   DYNMO_TRY(cost::validate(cluster));
   DYNMO_TRY(validate(plan, model.size()));
@@ -146,7 +144,7 @@ Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
                       "the plan is for {} ranks, the cluster has {}: make a plan for this cluster",
                       plan.ranks, cluster.size());
   }
-  DYNMO_TRY(check_duration(model, cluster, micro_batches, plan.stages.size()));
+  DYNMO_TRY(check_duration(costs, plan.stages.size()));
   DYNMO_ASSIGN(const schedule::Schedule compute,
                schedule_of(plan, micro_batches, model.frozen_layers()));
   Evaluation evaluation;
@@ -156,8 +154,26 @@ Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
   evaluation.step_time_s = to_seconds(evaluation.result.step_time);
   evaluation.micro_batches = micro_batches;
   evaluation.in_flight = schedule::in_flight(compute);
-  add_measures(evaluation, plan, model, cluster, micro_batches);
+  add_measures(evaluation, plan, costs);
   return evaluation;
+}
+
+bool holds_both(const Plan& plan, const Migration& migration, const Costs& costs) {
+  const std::vector<cost::ClusterRank>& ranks = costs.cluster.ranks;
+  const bool limited = std::ranges::any_of(
+      ranks, [](const cost::ClusterRank& rank) { return rank.memory < cost::kUnlimitedMemory; });
+  if (!limited) return true;
+  const auto evaluation = evaluate(plan, costs);
+  if (!evaluation) return true;
+  std::vector<Bytes> needed;
+  for (const auto& rank : evaluation->result.ranks) needed.push_back(rank.peak_memory);
+  for (const LayerMove& move : migration.moves) {
+    needed[move.to.index()] += move.bytes + costs.model.layers[move.layer.index()].gradient_bytes;
+  }
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    if (needed[i] > ranks[i].memory) return false;
+  }
+  return true;
 }
 
 Json plan_json(const Plan& plan, const Evaluation& evaluation, const cost::ModelCost& model,

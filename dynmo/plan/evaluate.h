@@ -16,6 +16,13 @@
 
 namespace dynmo::plan {
 
+// The input of a replay beside its plan.
+struct Costs {
+  const cost::ModelCost& model;
+  const cost::Cluster& cluster;
+  int micro_batches = 1;
+};
+
 struct Evaluation {
   sim::SimResult result;
   double step_time_s = 0;
@@ -38,17 +45,19 @@ struct Evaluation {
                                                       const cost::Cluster& cluster);
 
 // Returns each rank's work of a micro-batch / its speed, with update_s / micro_batches.
-[[nodiscard]] std::vector<double> rank_times_s(const Plan& plan, const cost::ModelCost& model,
-                                               const cost::Cluster& cluster, int micro_batches);
+[[nodiscard]] std::vector<double> rank_times_s(const Plan& plan, const Costs& costs);
 
 // Returns whether the replay's peak memory is within that of every rank.
 [[nodiscard]] bool fits_memory(const sim::SimResult& result, const cost::Cluster& cluster);
 
 // Evaluates a plan. Returns kBadInput if plan, model and cluster are inconsistent, or a step would
 // exceed the range of nanoseconds.
-[[nodiscard]] Expected<Evaluation> evaluate(const Plan& plan, const cost::ModelCost& model,
-                                            const cost::Cluster& cluster, int micro_batches,
+[[nodiscard]] Expected<Evaluation> evaluate(const Plan& plan, const Costs& costs,
                                             sim::SimOptions options = {});
+
+// Returns whether each rank's memory holds a step under `plan` and also the layers that `migration`
+// brings. Requires a valid plan. Returns true if the step cannot be evaluated.
+[[nodiscard]] bool holds_both(const Plan& plan, const Migration& migration, const Costs& costs);
 
 // Returns "dynmo-plan-1" (docs/formats.md). `migration` leads from the plan in force to `plan`.
 [[nodiscard]] Json plan_json(const Plan& plan, const Evaluation& evaluation,

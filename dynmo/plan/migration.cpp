@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/plan/migration.h"
 
-#include <algorithm>
-
 #include "dynmo/core/check.h"
-#include "dynmo/plan/evaluate.h"
 
 namespace dynmo::plan {
 // Gradients are counted apart: between two steps they are zero, and do not travel.
@@ -26,25 +23,6 @@ Bytes Migration::gradient_bytes(const cost::ModelCost& model) const {
     if (!layer.frozen) sum += layer.gradient_bytes;
   }
   return sum;
-}
-
-bool holds_both(const Plan& plan, const Migration& migration, const cost::ModelCost& model,
-                const cost::Cluster& cluster, int micro_batches) {
-  const bool limited = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
-    return rank.memory < cost::kUnlimitedMemory;
-  });
-  if (!limited) return true;
-  const auto evaluation = evaluate(plan, model, cluster, micro_batches);
-  if (!evaluation) return true;
-  std::vector<Bytes> needed;
-  for (const auto& rank : evaluation->result.ranks) needed.push_back(rank.peak_memory);
-  for (const LayerMove& move : migration.moves) {
-    needed[move.to.index()] += move.bytes + model.layers[move.layer.index()].gradient_bytes;
-  }
-  for (std::size_t i = 0; i < needed.size(); ++i) {
-    if (needed[i] > cluster.ranks[i].memory) return false;
-  }
-  return true;
 }
 
 Migration difference(const Plan& from, const Plan& to, const cost::ModelCost& model) {

@@ -41,12 +41,6 @@ struct Migration {
 // Returns the moves between two valid plans over the layers of `model`.
 [[nodiscard]] Migration difference(const Plan& from, const Plan& to, const cost::ModelCost& model);
 
-// Returns whether each rank's memory holds a step under `plan` and also the layers that `migration`
-// brings. Requires a valid plan. Returns true if the step cannot be evaluated.
-[[nodiscard]] bool holds_both(const Plan& plan, const Migration& migration,
-                              const cost::ModelCost& model, const cost::Cluster& cluster,
-                              int micro_batches);
-
 // Returns the rank of every layer.
 [[nodiscard]] std::vector<Rank> owners(const Plan& plan);
 

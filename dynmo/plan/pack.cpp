@@ -107,9 +107,11 @@ class Packer {
       return propose(balancer_, problem_, options_.propose);
     }
     const cost::Cluster part = part_of(problem_.cluster, kept);
-    const BalanceProblem fewer{
-        problem_.model,           part,    problem_.micro_batches, problem_.schedule,
-        problem_.stages_per_rank, nullptr, problem_.recompute};
+    const BalanceProblem fewer{{problem_.model, part, problem_.micro_batches},
+                               problem_.schedule,
+                               problem_.stages_per_rank,
+                               nullptr,
+                               problem_.recompute};
     DYNMO_ASSIGN(Proposal proposal, propose(balancer_, fewer, options_.propose));
     proposal.plan = spread(proposal.plan, kept, problem_.cluster.size());
     if (problem_.current != nullptr && options_.propose.rank_order != RankOrder::kKeep) {

@@ -137,12 +137,10 @@ bool memory_matters(const Proposal& plain, Balancer balancer, const BalanceProbl
     rank.memory = cost::kUnlimitedMemory;
   }
   if (plenty) return false;
-  const BalanceProblem asked{.model = problem.model,
-                             .cluster = roomy,
-                             .micro_batches = problem.micro_batches,
-                             .schedule = problem.schedule,
-                             .stages_per_rank = problem.stages_per_rank,
-                             .current = problem.current};
+  const BalanceProblem asked{{problem.model, roomy, problem.micro_batches},
+                             problem.schedule,
+                             problem.stages_per_rank,
+                             problem.current};
   const auto free = of_one_cut(internal::CutFor::kPlain, balancer, asked);
   return free && free->evaluation.result.step_time < plain.evaluation.result.step_time;
 }
@@ -211,9 +209,7 @@ Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions
                        .accepts = options.accepts,
                        .replays_cuts = options.replays_cuts};
   if (options.schedules == ScheduleChoice::kAsGiven) effort.schedule = problem.schedule;
-  DYNMO_ASSIGN(
-      SearchResult found,
-      search({problem.model, problem.cluster, problem.micro_batches, problem.current}, effort));
+  DYNMO_ASSIGN(SearchResult found, search({problem, problem.current}, effort));
   Proposal proposal;
   proposal.plan = std::move(found.plan);
   proposal.evaluation = std::move(found.evaluation);
@@ -246,9 +242,10 @@ Expected<Proposal> grouped_by_node(Balancer balancer, const BalanceProblem& prob
   }
   std::optional<Plan> current;
   if (problem.current != nullptr) current = renamed(*problem.current, place);
-  const BalanceProblem sorted{problem.model,           cluster,
-                              problem.micro_batches,   problem.schedule,
-                              problem.stages_per_rank, current ? &*current : nullptr,
+  const BalanceProblem sorted{{problem.model, cluster, problem.micro_batches},
+                              problem.schedule,
+                              problem.stages_per_rank,
+                              current ? &*current : nullptr,
                               problem.recompute};
   DYNMO_ASSIGN(Proposal proposal, in_given_order(balancer, sorted, options));
   proposal.plan = renamed(proposal.plan, order);
@@ -258,8 +255,7 @@ Expected<Proposal> grouped_by_node(Balancer balancer, const BalanceProblem& prob
 
 // A plan's replay, if it fits the memory of every rank.
 Expected<std::optional<Judged>> fitting(const Plan& plan, const BalanceProblem& problem) {
-  DYNMO_ASSIGN(Judged judged, judge(problem.recompute, plan, problem.model, problem.cluster,
-                                    problem.micro_batches));
+  DYNMO_ASSIGN(Judged judged, judge(problem.recompute, plan, problem));
   if (!fits_memory(judged.evaluation.result, problem.cluster)) return std::optional<Judged>();
   return std::optional(std::move(judged));
 }
@@ -290,8 +286,7 @@ Expected<void> place_ranks(Proposal& proposal, const BalanceProblem& problem) {
 }  // namespace
 
 Expected<void> judge_again(Proposal& proposal, const BalanceProblem& problem) {
-  DYNMO_ASSIGN(Judged judged, judge(problem.recompute, proposal.plan, problem.model,
-                                    problem.cluster, problem.micro_batches));
+  DYNMO_ASSIGN(Judged judged, judge(problem.recompute, proposal.plan, problem));
   proposal.evaluation = std::move(judged.evaluation);
   proposal.recomputed = std::move(judged.recomputed);
   return {};

@@ -73,11 +73,11 @@ Expected<std::vector<Bytes>> peak_memory(const Plan& plan, const cost::ModelCost
   return peaks;
 }
 
-Expected<Evaluation> evaluate_recomputed(const Plan& plan, const cost::ModelCost& model,
-                                         const cost::Cluster& cluster, int micro_batches,
+Expected<Evaluation> evaluate_recomputed(const Plan& plan, const Costs& costs,
                                          const LayerSet& layers, sim::SimOptions options) {
+  const auto& [model, cluster, micro_batches] = costs;
   DYNMO_ASSIGN(Evaluation evaluation,
-               evaluate(plan, recomputed(model, layers), cluster, micro_batches, options));
+               evaluate(plan, {recomputed(model, layers), cluster, micro_batches}, options));
   if (layers.empty()) return evaluation;
   DYNMO_ASSIGN(const std::vector<Bytes> peaks, peak_memory(plan, model, micro_batches, layers));
   for (std::size_t r = 0; r < peaks.size(); ++r) {
@@ -88,9 +88,8 @@ Expected<Evaluation> evaluate_recomputed(const Plan& plan, const cost::ModelCost
   return evaluation;
 }
 
-Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
-                                     const cost::ModelCost& model, const cost::Cluster& cluster,
-                                     int micro_batches) {
+Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan, const Costs& costs) {
+  const auto& [model, cluster, micro_batches] = costs;
   if (choice == Recompute::kNone) return LayerSet();
   if (choice == Recompute::kWhole) return all_layers(model);
   DYNMO_ASSIGN(const auto ranks, internal::memory_of(plan, model, micro_batches));
@@ -113,21 +112,19 @@ Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
   return least_sets(ranks, cluster);
 }
 
-Expected<Judged> judge(Recompute choice, const Plan& plan, const cost::ModelCost& model,
-                       const cost::Cluster& cluster, int micro_batches) {
+Expected<Judged> judge(Recompute choice, const Plan& plan, const Costs& costs) {
   Judged judged;
   if (choice != Recompute::kWhole) {
-    DYNMO_ASSIGN(judged.evaluation, evaluate(plan, model, cluster, micro_batches));
-    if (choice == Recompute::kNone || fits_memory(judged.evaluation.result, cluster)) {
+    DYNMO_ASSIGN(judged.evaluation, evaluate(plan, costs));
+    if (choice == Recompute::kNone || fits_memory(judged.evaluation.result, costs.cluster)) {
       return judged;
     }
-    DYNMO_ASSIGN(const auto ranks, internal::memory_of(plan, model, micro_batches));
-    judged.recomputed = least_sets(ranks, cluster);
+    DYNMO_ASSIGN(const auto ranks, internal::memory_of(plan, costs.model, costs.micro_batches));
+    judged.recomputed = least_sets(ranks, costs.cluster);
   } else {
-    judged.recomputed = all_layers(model);
+    judged.recomputed = all_layers(costs.model);
   }
-  DYNMO_ASSIGN(judged.evaluation,
-               evaluate_recomputed(plan, model, cluster, micro_batches, judged.recomputed));
+  DYNMO_ASSIGN(judged.evaluation, evaluate_recomputed(plan, costs, judged.recomputed));
   return judged;
 }
 

@@ -49,10 +49,8 @@ using LayerSet = std::vector<LayerId>;  // ascending, without duplicates
 // Returns the evaluation of `plan` with `layers` recomputed. The given costs are without
 // recomputation. The times have the second forwards, and peak memory has the restored stashes.
 // Returns the errors of evaluate().
-[[nodiscard]] Expected<Evaluation> evaluate_recomputed(const Plan& plan,
-                                                       const cost::ModelCost& model,
-                                                       const cost::Cluster& cluster,
-                                                       int micro_batches, const LayerSet& layers,
+[[nodiscard]] Expected<Evaluation> evaluate_recomputed(const Plan& plan, const Costs& costs,
+                                                       const LayerSet& layers,
                                                        sim::SimOptions options = {});
 
 // Returns the layers that `plan` recomputes. The given costs are without recomputation. With kAuto,
@@ -66,8 +64,7 @@ using LayerSet = std::vector<LayerId>;  // ascending, without duplicates
 // Returns kBadInput if the plan does not fit model or cluster. Returns kInfeasible (kAuto) with
 // rank and bytes if even recomputing all of a rank's layers does not fit.
 [[nodiscard]] Expected<LayerSet> recomputed_layers(Recompute choice, const Plan& plan,
-                                                   const cost::ModelCost& model,
-                                                   const cost::Cluster& cluster, int micro_batches);
+                                                   const Costs& costs);
 
 // A plan's replay with the layers that it recomputes.
 struct Judged {
@@ -76,8 +73,6 @@ struct Judged {
 };
 // Evaluates `plan` with its recomputed_layers(). A plan that does not fit memory is not an error,
 // but its evaluation shows it. With kAuto, ranks that lack memory then recompute all layers.
-[[nodiscard]] Expected<Judged> judge(Recompute choice, const Plan& plan,
-                                     const cost::ModelCost& model, const cost::Cluster& cluster,
-                                     int micro_batches);
+[[nodiscard]] Expected<Judged> judge(Recompute choice, const Plan& plan, const Costs& costs);
 
 }  // namespace dynmo::plan

@@ -105,7 +105,7 @@ Expected<Refined> refine(std::span<const std::vector<int>> starts, const Balance
   }
   const internal::Chain* const chain = recomputing ? &*recomputing : nullptr;
   const LowerBound bound(problem, chain);
-  Replayer replayer(problem.model, problem.cluster, problem.micro_batches, problem.schedule, chain);
+  Replayer replayer(problem, problem.schedule, chain);
   std::optional<Cut> best;
   for (const std::vector<int>& start : starts) {
     DYNMO_ASSIGN(const auto time, replayer.step_time(start));

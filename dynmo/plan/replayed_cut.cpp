@@ -26,10 +26,7 @@ double number_of_cuts(int layers, int stages) {
 class CutSearch {
  public:
   explicit CutSearch(const ReplayedCutProblem& problem)
-      : problem_(problem),
-        replayer_(problem.model, problem.cluster, problem.micro_batches, problem.kind,
-                  problem.placement),
-        work_s_(1, 0.0) {
+      : problem_(problem), replayer_(problem, problem.kind, problem.placement), work_s_(1, 0.0) {
     for (const double work : cost::layer_work_s(problem.model, problem.micro_batches)) {
       work_s_.push_back(work_s_.back() + work);
     }

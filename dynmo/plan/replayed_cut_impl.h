@@ -17,10 +17,7 @@
 
 namespace dynmo::plan::internal {
 
-struct ReplayedCutProblem {
-  const cost::ModelCost& model;
-  const cost::Cluster& cluster;
-  int micro_batches = 1;
+struct ReplayedCutProblem : Costs {
   schedule::ScheduleKind kind = schedule::ScheduleKind::k1F1B;
   const std::vector<Rank>& placement;  // by stage
   std::int64_t max_actions = 0;        // replayed at most

@@ -28,22 +28,17 @@ class Replayer {
  public:
   // Begins without schedules. If `recomputing` is given, its memory applies instead of the
   // replay's. Keeps the references.
-  Replayer(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
-           schedule::ScheduleKind kind, const internal::Chain* recomputing = nullptr)
-      : model_(model),
-        cluster_(cluster),
-        micro_batches_(micro_batches),
+  Replayer(const Costs& costs, schedule::ScheduleKind kind,
+           const internal::Chain* recomputing = nullptr)
+      : costs_(costs),
         kind_(kind),
         recomputing_(recomputing),
-        placement_(schedule::loop_placement(cluster.size(), 1)),
+        placement_(schedule::loop_placement(costs.cluster.size(), 1)),
         orders_(placement_.size() + 1) {}
 
   // Begins for stages on the ranks of `placement`, without recomputation.
-  Replayer(const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
-           schedule::ScheduleKind kind, std::vector<Rank> placement)
-      : model_(model),
-        cluster_(cluster),
-        micro_batches_(micro_batches),
+  Replayer(const Costs& costs, schedule::ScheduleKind kind, std::vector<Rank> placement)
+      : costs_(costs),
         kind_(kind),
         recomputing_(nullptr),
         placement_(std::move(placement)),
@@ -51,12 +46,12 @@ class Replayer {
 
   // Returns the step time, or nullopt if the memory does not suffice.
   Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
-    const Plan plan = make_plan(counts, placement_, cluster_.size(), kind_);
-    std::vector<sim::StageCost> costs = stage_costs(plan, model_, cluster_);
+    const Plan plan = make_plan(counts, placement_, costs_.cluster.size(), kind_);
+    std::vector<sim::StageCost> costs = stage_costs(plan, costs_.model, costs_.cluster);
     if (recomputing_ != nullptr && !add_recomputation(plan, costs)) {
       return std::optional<Nanoseconds>();
     }
-    const auto shape = shape_of(plan, micro_batches_, model_.frozen_layers());
+    const auto shape = shape_of(plan, costs_.micro_batches, costs_.model.frozen_layers());
     const auto frozen = static_cast<std::size_t>(
         std::count_if(shape.stages.begin(), shape.stages.end(),
                       [](const schedule::StageShape& stage) { return stage.frozen; }));
@@ -65,13 +60,13 @@ class Replayer {
       DYNMO_ASSIGN(order, order_of(shape));
     }
     if (recomputing_ == nullptr && !fits(costs, order->in_flight)) {
-      if (std::ssize(placement_) == cluster_.size()) return std::optional<Nanoseconds>();
-      DYNMO_ASSIGN(const Evaluation exact, evaluate(plan, model_, cluster_, micro_batches_));
-      if (!fits_memory(exact.result, cluster_)) return std::optional<Nanoseconds>();
+      if (std::ssize(placement_) == costs_.cluster.size()) return std::optional<Nanoseconds>();
+      DYNMO_ASSIGN(const Evaluation exact, evaluate(plan, costs_));
+      if (!fits_memory(exact.result, costs_.cluster)) return std::optional<Nanoseconds>();
     }
     ++replays_;
     actions_ += order->actions;
-    DYNMO_ASSIGN(const Nanoseconds time, order->timer.step_time(costs, cluster_));
+    DYNMO_ASSIGN(const Nanoseconds time, order->timer.step_time(costs, costs_.cluster));
     return std::optional(time);
   }
 
@@ -97,11 +92,11 @@ class Replayer {
   // the replay's peak, else a bound on it.
   [[nodiscard]] bool fits(const std::vector<sim::StageCost>& costs,
                           const std::vector<int>& in_flight) const {
-    std::vector<Bytes> peaks(cluster_.ranks.size());
+    std::vector<Bytes> peaks(costs_.cluster.ranks.size());
     for (std::size_t s = 0; s < costs.size(); ++s) {
       peaks[placement_[s].index()] += costs[s].state + costs[s].activation * in_flight[s];
     }
-    return std::ranges::equal(peaks, cluster_.ranks, std::ranges::less_equal(), {},
+    return std::ranges::equal(peaks, costs_.cluster.ranks, std::ranges::less_equal(), {},
                               &cost::ClusterRank::memory);
   }
 
@@ -117,9 +112,7 @@ class Replayer {
     return true;
   }
 
-  const cost::ModelCost& model_;
-  const cost::Cluster& cluster_;
-  int micro_batches_;
+  Costs costs_;
   schedule::ScheduleKind kind_;
   const internal::Chain* recomputing_;
   std::vector<Rank> placement_;               // by stage

@@ -79,7 +79,7 @@ class Candidates {
   }
 
   [[nodiscard]] Expected<Judged> judged(const Plan& plan) const {
-    return judge(recompute_, plan, problem_.model, problem_.cluster, problem_.micro_batches);
+    return judge(recompute_, plan, {problem_.model, problem_.cluster, problem_.micro_batches});
   }
 
   // Enters a plan as a candidate if it has a replay; its schedule may not take its shape. Returns
@@ -252,12 +252,9 @@ Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& o
 
 // Whether an even 1F1B plan, as far as there is one, wants more memory than there is.
 bool lacks_memory(const SearchProblem& problem) {
-  const auto counts = balance(
-      Balancer::kUniform,
-      {.model = problem.model, .cluster = problem.cluster, .micro_batches = problem.micro_batches});
+  const auto counts = balance(Balancer::kUniform, {problem});
   if (!counts) return false;
-  const auto even = evaluate(make_plan(*counts, ScheduleKind::k1F1B), problem.model,
-                             problem.cluster, problem.micro_batches);
+  const auto even = evaluate(make_plan(*counts, ScheduleKind::k1F1B), problem);
   return even && !fits_memory(even->result, problem.cluster);
 }
 
@@ -266,11 +263,9 @@ bool lacks_memory(const SearchProblem& problem) {
 void try_ordered_cuts(const SearchProblem& problem, Candidates& candidates) {
   for (const Balancer balancer : balancers()) {
     if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
-    const auto ordered = propose(balancer, {.model = problem.model,
-                                            .cluster = problem.cluster,
-                                            .micro_batches = problem.micro_batches,
-                                            .schedule = ScheduleKind::kAdaptive,
-                                            .recompute = Recompute::kAuto});
+    BalanceProblem asked{problem, ScheduleKind::kAdaptive};
+    asked.recompute = Recompute::kAuto;
+    const auto ordered = propose(balancer, asked);
     if (!ordered) continue;
     candidates.try_plan(fmt::format("adaptive/{}", name(balancer)), ordered->plan);
   }

@@ -26,10 +26,7 @@ namespace dynmo::plan {
 // Returns an error for a plan that cannot be taken, whatever its step time.
 using PlanFilter = std::function<Expected<void>(const Plan&)>;
 
-struct SearchProblem {
-  const cost::ModelCost& model;
-  const cost::Cluster& cluster;
-  int micro_batches = 1;
+struct SearchProblem : Costs {
   const Plan* current = nullptr;  // the plan in force, a candidate; nullptr: none
 };
 

@@ -17,13 +17,6 @@ namespace {
 constexpr std::size_t kMaxCandidates = 200'000;
 constexpr std::int64_t kMaxNodes = 20'000'000;
 
-struct Problem {
-  const cost::ModelCost& model;
-  const cost::Cluster& cluster;
-  int micro_batches;
-  schedule::ScheduleKind kind;
-};
-
 struct Candidate {
   double bound_s = 0;
   std::vector<int> counts;
@@ -34,7 +27,7 @@ struct Candidate {
 // The bound is StepBound. It assumes that later ranks share the rest in proportion to their speeds.
 class Enumerator {
  public:
-  Enumerator(const Problem& problem, double limit_s)
+  Enumerator(const BalanceProblem& problem, double limit_s)
       : problem_(problem),
         micro_batches_(problem.micro_batches),
         layers_(problem.model.size()),
@@ -54,7 +47,7 @@ class Enumerator {
  private:
   void add(StageWork& work, int layer) const {
     work.add(problem_.model.layers[static_cast<std::size_t>(layer)], layer >= frozen_,
-             problem_.kind);
+             problem_.schedule);
   }
 
   void add_suffix_sums() {
@@ -95,7 +88,7 @@ class Enumerator {
     }
   }
 
-  const Problem& problem_;
+  const BalanceProblem& problem_;
   int micro_batches_;
   int layers_;
   int frozen_;
@@ -110,7 +103,7 @@ class Enumerator {
 // Returns the bound that a cut of this step time may have. Replays round each action to
 // nanoseconds, once as a stage's cost and once on its rank. At most 2M + 1 actions of each rank lie
 // on a path. They also add in another order.
-double loosened(const Problem& problem, Nanoseconds step_time) {
+double loosened(const BalanceProblem& problem, Nanoseconds step_time) {
   double slowest = 1;
   for (const auto& rank : problem.cluster.ranks) slowest = std::min(slowest, rank.speed);
   const double roundings =
@@ -119,11 +112,11 @@ double loosened(const Problem& problem, Nanoseconds step_time) {
 }
 
 // The best of the balancers' cuts, or nothing if none fits the memory.
-Expected<std::optional<Nanoseconds>> first_limit(const Problem& problem, Replayer& replayer) {
+Expected<std::optional<Nanoseconds>> first_limit(const BalanceProblem& problem,
+                                                 Replayer& replayer) {
   std::optional<Nanoseconds> best;
   for (const Balancer balancer : {Balancer::kOptimal, Balancer::kTime, Balancer::kUniform}) {
-    const auto counts =
-        balance(balancer, {problem.model, problem.cluster, problem.micro_batches, problem.kind});
+    const auto counts = balance(balancer, problem);
     if (!counts && counts.error().code == ErrorCode::kInfeasible) continue;
     if (!counts) return counts.error();
     DYNMO_ASSIGN(const auto time, replayer.step_time(*counts));
@@ -134,17 +127,14 @@ Expected<std::optional<Nanoseconds>> first_limit(const Problem& problem, Replaye
 
 }  // namespace
 
-Expected<std::optional<SimulatedOptimum>> simulated_optimum(const cost::ModelCost& model,
-                                                            const cost::Cluster& cluster,
-                                                            int micro_batches,
+Expected<std::optional<SimulatedOptimum>> simulated_optimum(const Costs& costs,
                                                             schedule::ScheduleKind schedule) {
-  const Problem problem{model, cluster, micro_batches, schedule};
+  const BalanceProblem problem{costs, schedule};
   // Checks the input for all that follows.
-  DYNMO_ASSIGN(const auto uniform,
-               balance(Balancer::kUniform, {model, cluster, micro_batches, schedule}));
-  DYNMO_TRY(evaluate(make_plan(uniform, schedule), model, cluster, micro_batches));
+  DYNMO_ASSIGN(const auto uniform, balance(Balancer::kUniform, problem));
+  DYNMO_TRY(evaluate(make_plan(uniform, schedule), costs));
 
-  Replayer replayer(model, cluster, micro_batches, schedule);
+  Replayer replayer(costs, schedule);
   DYNMO_ASSIGN(const auto limit, first_limit(problem, replayer));
   Enumerator enumerator(
       problem, limit ? loosened(problem, *limit) : std::numeric_limits<double>::infinity());
@@ -165,27 +155,26 @@ Expected<std::optional<SimulatedOptimum>> simulated_optimum(const cost::ModelCos
   }
   if (chosen == nullptr) {
     // The balancer knows how much memory would do.
-    DYNMO_TRY(balance(Balancer::kOptimal, {model, cluster, micro_batches, schedule}));
+    DYNMO_TRY(balance(Balancer::kOptimal, problem));
     return make_error(ErrorCode::kInfeasible,
                       "no cut of {} layers over {} ranks fits their memory: give the ranks more "
                       "memory, or use more of them",
-                      model.size(), cluster.size());
+                      costs.model.size(), costs.cluster.size());
   }
   return std::optional(SimulatedOptimum{.plan = make_plan(*chosen, schedule),
                                         .step_time_s = to_seconds(*best),
                                         .simulated = replayer.replays()});
 }
 
-Expected<double> step_time_bound_s(const cost::ModelCost& model, const cost::Cluster& cluster,
-                                   int micro_batches) {
+Expected<double> step_time_bound_s(const Costs& costs) {
   // The balancer's idea of what a cut stashes is stricter than a replay's.
-  cost::Cluster roomy = cluster;
+  cost::Cluster roomy = costs.cluster;
   for (cost::ClusterRank& rank : roomy.ranks) rank.memory = cost::kUnlimitedMemory;
-  DYNMO_ASSIGN(const auto counts, balance(Balancer::kOptimal, {model, roomy, micro_batches}));
-  const auto times =
-      rank_times_s(make_plan(counts, schedule::ScheduleKind::k1F1B), model, cluster, micro_batches);
+  DYNMO_ASSIGN(const auto counts,
+               balance(Balancer::kOptimal, {{costs.model, roomy, costs.micro_batches}}));
+  const auto times = rank_times_s(make_plan(counts, schedule::ScheduleKind::k1F1B), costs);
   // The balancer counts work in parts, which are rounded.
-  return micro_batches * *std::max_element(times.begin(), times.end()) * (1 - 1e-6);
+  return costs.micro_batches * *std::max_element(times.begin(), times.end()) * (1 - 1e-6);
 }
 
 }  // namespace dynmo::plan

@@ -8,8 +8,7 @@
 #include <optional>
 
 #include "dynmo/core/expected.h"
-#include "dynmo/cost/cluster.h"
-#include "dynmo/cost/layer_cost.h"
+#include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
 #include "dynmo/schedule/schedule.h"
 
@@ -27,13 +26,11 @@ struct SimulatedOptimum {
 // cuts are within the bound, which are too many to replay. Returns kBadInput as balance(), and
 // kInfeasible if none fits.
 [[nodiscard]] Expected<std::optional<SimulatedOptimum>> simulated_optimum(
-    const cost::ModelCost& model, const cost::Cluster& cluster, int micro_batches,
-    schedule::ScheduleKind schedule);
+    const Costs& costs, schedule::ScheduleKind schedule);
 
 // Returns a lower bound for the step of all cuts of one stage a rank. It is the work of the slowest
 // rank under the cut that minimizes it, for all micro-batches, without memory limits. Returns the
 // errors of balance().
-[[nodiscard]] Expected<double> step_time_bound_s(const cost::ModelCost& model,
-                                                 const cost::Cluster& cluster, int micro_batches);
+[[nodiscard]] Expected<double> step_time_bound_s(const Costs& costs);
 
 }  // namespace dynmo::plan

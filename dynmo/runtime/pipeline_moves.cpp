@@ -153,8 +153,8 @@ bool Pipeline::holds_twice(const plan::Migration& migration) const {
   auto costs = decisions_.costs(state_.frozen_layers);
   if (!costs) return true;
   costs = plan::recomputed(*std::move(costs), program_.recomputed);
-  return plan::holds_both(state_.plan, migration, *costs, decisions_.cluster(),
-                          options_.micro_batches);
+  return plan::holds_both(state_.plan, migration,
+                          {*costs, decisions_.cluster(), options_.micro_batches});
 }
 
 void Pipeline::send_layers() {

@@ -159,8 +159,8 @@ Expected<void> Pipeline::ask_sources_first() {
 Expected<void> Pipeline::rebuild() {
   auto layers = decisions_.recomputed_under(state_.plan, state_.frozen_layers);
   if (!layers && options_.balancing == Balancing::kAutomatic && costs()) {
-    DYNMO_ASSIGN(plan::Judged judged, plan::judge(options_.recompute, state_.plan, *costs(),
-                                                  cluster(), options_.micro_batches));
+    DYNMO_ASSIGN(plan::Judged judged, plan::judge(options_.recompute, state_.plan,
+                                                  {*costs(), cluster(), options_.micro_batches}));
     layers = std::move(judged.recomputed);
   }
   if (!layers) return layers.error();

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::int64_t kAdvisedSteps = 4;
 
-plan::Costs costs_of(const dynamism::LoadModel& load, std::int64_t steps) {
-  plan::Costs costs;
+plan::ModelCosts costs_of(const dynamism::LoadModel& load, std::int64_t steps) {
+  plan::ModelCosts costs;
   for (std::int64_t i = 0; i < kAdvisedSteps; ++i) {
     costs.push_back(load.at((2 * i + 1) * steps / (2 * kAdvisedSteps)));
   }
@@ -23,7 +23,8 @@ plan::Costs costs_of(const dynamism::LoadModel& load, std::int64_t steps) {
 }
 
 // The costs of a shape are made again. The head of other costs is divided evenly.
-Expected<plan::Costs> sliced_costs(const Job& job, const plan::Costs& costs, std::int64_t slices) {
+Expected<plan::ModelCosts> sliced_costs(const Job& job, const plan::ModelCosts& costs,
+                                        std::int64_t slices) {
   const Scenario& scenario = job.scenario;
   if (scenario.model.profile.empty() && scenario.dynamism.trace.empty()) {
     Scenario other = scenario;
@@ -31,7 +32,7 @@ Expected<plan::Costs> sliced_costs(const Job& job, const plan::Costs& costs, std
     DYNMO_ASSIGN(const Job sliced, make_job(other));
     return costs_of(*sliced.load, scenario.training.steps);
   }
-  plan::Costs sliced;
+  plan::ModelCosts sliced;
   for (const cost::ModelCost& model : costs) {
     DYNMO_ASSIGN(cost::ModelCost one, plan::with_head_slices(model, slices));
     sliced.push_back(std::move(one));
@@ -42,7 +43,7 @@ Expected<plan::Costs> sliced_costs(const Job& job, const plan::Costs& costs, std
 // Makes the changes of a scenario's keys that plan/question/advice.h replays.
 class Changes {
  public:
-  Changes(const Job& job, const plan::Costs& costs, const cost::Cluster& planned)
+  Changes(const Job& job, const plan::ModelCosts& costs, const cost::Cluster& planned)
       : job_(job), costs_(costs), planned_(planned) {}
 
   [[nodiscard]] std::vector<plan::AdviceChange> against(plan::StepLimit limit) {
@@ -116,7 +117,7 @@ class Changes {
   }
 
   const Job& job_;
-  const plan::Costs& costs_;
+  const plan::ModelCosts& costs_;
   const cost::Cluster& planned_;
   std::vector<plan::AdviceChange> found_ = {};
 };
@@ -128,7 +129,7 @@ std::optional<plan::Advice> advise(const Job& job) {
   const auto kind = schedule::parse_schedule_kind(scenario.training.schedule);
   const auto grid = make_grid(scenario.cluster, job.device, scenario.cluster.data_parallel);
   if (!kind || !grid) return std::nullopt;
-  const plan::Costs costs = costs_of(*job.load, scenario.training.steps);
+  const plan::ModelCosts costs = costs_of(*job.load, scenario.training.steps);
   auto advice =
       plan::advise({.models = costs,
                     .cluster = grid->planned,

@@ -83,11 +83,8 @@ Expected<plan::Plan> propose(const Scenario& scenario, const Policy& policy,
   DYNMO_ASSIGN(const schedule::ScheduleKind kind,
                schedule::parse_schedule_kind(scenario.training.schedule));
   const cost::Cluster there = subset(cluster, present);
-  const plan::BalanceProblem problem{.model = model,
-                                     .cluster = there,
-                                     .micro_batches = scenario.training.micro_batches,
-                                     .schedule = kind,
-                                     .recompute = recompute_of(scenario)};
+  plan::BalanceProblem problem{{model, there, scenario.training.micro_batches}, kind};
+  problem.recompute = recompute_of(scenario);
   plan::Plan plan;
   const bool baseline =
       policy.balancer == plan::Balancer::kUniform || policy.balancer == plan::Balancer::kBlocks;

@@ -16,7 +16,7 @@ double imbalance_of(const plan::Plan& plan, const cost::ModelCost& model, const 
   double sum = 0;
   double ranks = 0;
   for (const ReplicaKind& kind : grid.kinds) {
-    const auto times = plan::rank_times_s(plan, model, kind.cluster, micro_batches);
+    const auto times = plan::rank_times_s(plan, {model, kind.cluster, micro_batches});
     most = std::max(most, *std::max_element(times.begin(), times.end()));
     for (std::size_t r = 0; r < times.size(); ++r) {
       if (plan.stages_of(Rank{static_cast<std::int32_t>(r)}).empty()) continue;
@@ -51,7 +51,7 @@ Expected<void> StepReplayer::prepare(const plan::Plan& plan, const cost::ModelCo
   const int frozen = model.frozen_layers();
   if (plan_ && *plan_ == plan && frozen_ == frozen) return {};
   // Checks all that does not change with the costs, and that costs are of a sane unit.
-  DYNMO_TRY(plan::evaluate(plan, model, grid_.planned, micro_batches_));
+  DYNMO_TRY(plan::evaluate(plan, {model, grid_.planned, micro_batches_}));
   DYNMO_ASSIGN(const schedule::Schedule compute, plan::schedule_of(plan, micro_batches_, frozen));
   lowered_ = schedule::lower(compute);
   plan_ = plan;

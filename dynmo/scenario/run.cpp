@@ -126,8 +126,8 @@ class Run {
     const auto measured = controller_.costs(costs_.model);
     DYNMO_ASSIGN(plan::Judged judged,
                  plan::judge(choice, to_present(plans_.now, ranks_.present),
-                             measured ? *measured : costs_.model, planned_ranks(),
-                             scenario().training.micro_batches));
+                             {measured ? *measured : costs_.model, planned_ranks(),
+                              scenario().training.micro_batches}));
     costs_.recomputed = std::move(judged.recomputed);
     return {};
   }
@@ -401,11 +401,12 @@ class Run {
   // Returns kDuringStep if the ranks' memory holds the layers twice, or if it was so in a
   // recording.
   [[nodiscard]] Moves how_to_move(const plan::Plan& from, const plan::Plan& to) const {
-    const bool during = load_.recording != nullptr
-                            ? load_.recording->moving.contains(step_)
-                            : plan::holds_both(from, plan::difference(from, to, costs_.model),
-                                               plan::recomputed(costs_.model, costs_.recomputed),
-                                               planned_ranks(), scenario().training.micro_batches);
+    const bool during =
+        load_.recording != nullptr
+            ? load_.recording->moving.contains(step_)
+            : plan::holds_both(from, plan::difference(from, to, costs_.model),
+                               {plan::recomputed(costs_.model, costs_.recomputed), planned_ranks(),
+                                scenario().training.micro_batches});
     return during ? Moves::kDuringStep : Moves::kAtOnce;
   }
 

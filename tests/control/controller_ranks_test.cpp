@@ -189,9 +189,8 @@ TEST(Controller, PlansForTheRanksThatAreLeftAfterALoss) {
   EXPECT_TRUE(plan::validate(decision.plan, 16));
   EXPECT_EQ(decision.ranks_before, 4);
   EXPECT_EQ(decision.ranks_after, 3);
-  const auto best = plan::propose(
-      plan::Balancer::kOptimal,
-      {.model = training.costs, .cluster = training.cluster, .micro_batches = kMicroBatches});
+  const auto best =
+      plan::propose(plan::Balancer::kOptimal, {{training.costs, training.cluster, kMicroBatches}});
   EXPECT_NEAR(decision.planned_step_s, best->evaluation.step_time_s, 1e-9);
   // It is no change of the work: there is nothing to plan for again.
   training.plan = decision.plan;

@@ -83,7 +83,7 @@ TEST(Controller, AnswersPrunedLayersAtTheBoundary) {
   training.controller.announce(cost::Announced::kPredicted, training.step);
   const auto decision = training.decide();
   ASSERT_TRUE(decision && decision->migrate) << (decision ? decision->reason : "no plan");
-  const auto truth = evaluate(decision->plan, training.costs, training.cluster, kMicroBatches);
+  const auto truth = evaluate(decision->plan, {training.costs, training.cluster, kMicroBatches});
   EXPECT_NEAR(decision->planned_step_s / truth->step_time_s, 1, 0.03);
   const std::int64_t plans = training.plans;
   training.observe();
@@ -179,16 +179,16 @@ TEST(Controller, ADearMoveIsMadeOnceItsCostWasForgone) {
   Training training;
   training.run(20);
   const double before_s =
-      evaluate(training.plan, training.costs, training.cluster, kMicroBatches)->step_time_s;
+      evaluate(training.plan, {training.costs, training.cluster, kMicroBatches})->step_time_s;
   training.scale(0, 6, 0.3);
   training.charges.move_fixed_s = 40 * before_s;  // a step gains about a quarter
   training.run(400);
   ASSERT_EQ(training.moves.size(), 1U);
   const double gain_s =
-      evaluate(plan::make_plan({4, 4, 4, 4}, schedule::ScheduleKind::k1F1B), training.costs,
-               training.cluster, kMicroBatches)
+      evaluate(plan::make_plan({4, 4, 4, 4}, schedule::ScheduleKind::k1F1B),
+               {training.costs, training.cluster, kMicroBatches})
           ->step_time_s -
-      evaluate(training.plan, training.costs, training.cluster, kMicroBatches)->step_time_s;
+      evaluate(training.plan, {training.costs, training.cluster, kMicroBatches})->step_time_s;
   const double waited_s = gain_s * static_cast<double>(training.moves.front() - 20);
   EXPECT_GT(gain_s, 0);
   EXPECT_LE(waited_s, 1.1 * training.charges.move_fixed_s);

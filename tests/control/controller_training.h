@@ -71,7 +71,7 @@ struct Training {
     }
     seen.steps = every;
     controller.observe(seen, plan, costs.frozen_layers());
-    step_s = evaluate(plan, costs, real_cluster(), kMicroBatches)->step_time_s;
+    step_s = evaluate(plan, {costs, real_cluster(), kMicroBatches})->step_time_s;
     trained_s += step_s;
     step += every;
   }

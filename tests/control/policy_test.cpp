@@ -51,7 +51,7 @@ TEST(Policy, AGrownFrozenPrefixIsAnsweredAtOnce) {
   EXPECT_LT(decision->imbalance_after, decision->imbalance_before);
   EXPECT_EQ(decision->reason.find('\n'), std::string::npos);
   // The prediction is what the replay says.
-  EXPECT_EQ(decision->planned_step_s, evaluate(decision->plan, after, cluster, 16)->step_time_s);
+  EXPECT_EQ(decision->planned_step_s, evaluate(decision->plan, {after, cluster, 16})->step_time_s);
   const auto next = decide({decision->plan, after, 0.02, cluster, 16, 1000});
   EXPECT_FALSE(next->migrate) << next->reason;
 }
@@ -71,7 +71,7 @@ TEST(Policy, WeighsAGainAgainstAStepThatReducesGradients) {
   const auto decision = decide({plan, model, 0.0, cluster, 2, 1000});
   ASSERT_TRUE(decision) << decision.error().message;
   EXPECT_FALSE(decision->migrate) << decision->reason;
-  EXPECT_EQ(decision->current_step_s, evaluate(plan, model, cluster, 2)->step_time_s);
+  EXPECT_EQ(decision->current_step_s, evaluate(plan, {model, cluster, 2})->step_time_s);
   EXPECT_NEAR(decision->current_step_s, 0.319, 1e-9);
   EXPECT_NEAR(decision->planned_step_s, 0.318, 1e-9);
 }
@@ -90,12 +90,12 @@ TEST(Policy, FollowsAFreezingRunToItsEnd) {
     moves += decision->migrate ? 1 : 0;
   }
   EXPECT_GE(moves, 3);
-  const double reached = evaluate(plan, model, cluster, 16)->step_time_s;
+  const double reached = evaluate(plan, {model, cluster, 16})->step_time_s;
   const auto best = balance(plan::Balancer::kOptimal, {model, cluster, 16});
   const double least =
-      evaluate(plan::make_plan(*best, ScheduleKind::k1F1B), model, cluster, 16)->step_time_s;
+      evaluate(plan::make_plan(*best, ScheduleKind::k1F1B), {model, cluster, 16})->step_time_s;
   EXPECT_LT(reached, 1.05 * least);
-  EXPECT_LT(reached, 0.8 * evaluate(even_plan(24, 4), model, cluster, 16)->step_time_s);
+  EXPECT_LT(reached, 0.8 * evaluate(even_plan(24, 4), {model, cluster, 16})->step_time_s);
 }
 
 TEST(Policy, NoiseOnConstantCostsMovesAtMostOnce) {
@@ -354,7 +354,7 @@ TEST(Policy, PlansAreWeighedEachWithTheLayersThatItRecomputes) {
   const cost::Cluster cluster = cost::equal_ranks(4, Bytes{4 * 4000 + 4 * 4 * 60});
   const plan::Plan plan = even_plan(16, 4);
   const auto set =
-      plan::recomputed_layers(plan::Recompute::kAuto, plan, model, cluster, micro_batches);
+      plan::recomputed_layers(plan::Recompute::kAuto, plan, {model, cluster, micro_batches});
   ASSERT_TRUE(set) << set.error().message;
   ASSERT_FALSE(set->empty());
   PolicyInput input{plan, model, 0, cluster, micro_batches, 1000, 1e9};
@@ -362,15 +362,15 @@ TEST(Policy, PlansAreWeighedEachWithTheLayersThatItRecomputes) {
   input.recomputed = *set;
   const auto decision = decide(input, {.recompute = plan::Recompute::kAuto});
   ASSERT_TRUE(decision) << decision.error().message;
-  const auto current = plan::evaluate_recomputed(plan, model, cluster, micro_batches, *set);
+  const auto current = plan::evaluate_recomputed(plan, {model, cluster, micro_batches}, *set);
   EXPECT_EQ(decision->current_step_s, current->step_time_s);
   ASSERT_TRUE(decision->migrate) << decision->reason;
-  const auto planned = plan::evaluate_recomputed(decision->plan, model, cluster, micro_batches,
+  const auto planned = plan::evaluate_recomputed(decision->plan, {model, cluster, micro_batches},
                                                  decision->recomputed);
   EXPECT_EQ(decision->planned_step_s, planned->step_time_s);
   EXPECT_TRUE(plan::fits_memory(planned->result, cluster));
   EXPECT_EQ(decision->recomputed, plan::recomputed_layers(plan::Recompute::kAuto, decision->plan,
-                                                          model, cluster, micro_batches)
+                                                          {model, cluster, micro_batches})
                                       .value());
 }
 
@@ -379,12 +379,9 @@ TEST(Policy, TheCutInForceRecomputesWhatItsMemoryNeedsNow) {
   cost::ModelCost model = plan::equal_model(16, 1e-3);
   for (cost::LayerCost& layer : model.layers) layer.boundary_bytes = Bytes{10};
   const cost::Cluster cluster = cost::equal_ranks(4, Bytes{4 * 4000 + 4 * 4 * 60});
-  const plan::Plan plan =
-      plan::propose(plan::Balancer::kOptimal, {.model = model,
-                                               .cluster = cluster,
-                                               .micro_batches = 16,
-                                               .recompute = plan::Recompute::kAuto})
-          ->plan;
+  plan::BalanceProblem problem{{model, cluster, 16}};
+  problem.recompute = plan::Recompute::kAuto;
+  const plan::Plan plan = plan::propose(plan::Balancer::kOptimal, problem)->plan;
   const PolicyInput input{plan, model, 0, cluster, 16, 1000, 1e9};
   const auto decision = decide(input, {.recompute = plan::Recompute::kAuto});
   ASSERT_TRUE(decision) << decision.error().message;
@@ -392,7 +389,7 @@ TEST(Policy, TheCutInForceRecomputesWhatItsMemoryNeedsNow) {
   EXPECT_EQ(decision->plan, plan);
   EXPECT_FALSE(decision->recomputed.empty());
   const auto again =
-      plan::evaluate_recomputed(plan, model, cluster, 16, decision->recomputed).value();
+      plan::evaluate_recomputed(plan, {model, cluster, 16}, decision->recomputed).value();
   EXPECT_TRUE(plan::fits_memory(again.result, cluster));
   EXPECT_EQ(decision->current_step_s, again.step_time_s);
 }

@@ -63,13 +63,11 @@ struct Gain {
 Gain gain_of(const cost::ModelCost& model, int ranks, const std::vector<int>& even) {
   const cost::Cluster cluster = cost::equal_ranks(ranks);
   const int micro_batches = 4 * ranks;
-  const auto best =
-      plan::balance(plan::Balancer::kOptimal,
-                    {.model = model, .cluster = cluster, .micro_batches = micro_batches});
+  const auto best = plan::balance(plan::Balancer::kOptimal, {{model, cluster, micro_batches}});
   EXPECT_TRUE(best);
   const auto evaluate = [&](const std::vector<int>& counts) {
-    return plan::evaluate(plan::make_plan(counts, schedule::ScheduleKind::k1F1B), model, cluster,
-                          micro_batches)
+    return plan::evaluate(plan::make_plan(counts, schedule::ScheduleKind::k1F1B),
+                          {model, cluster, micro_batches})
         .value();
   };
   const auto bubble = [&](const plan::Evaluation& e) {

@@ -21,14 +21,13 @@ void plan_on_it(const cost::Cluster& cluster) {
     layer.boundary_bytes = Bytes{1 << 10};
     model.layers.push_back(layer);
   }
-  const auto counts = plan::balance(plan::Balancer::kOptimal,
-                                    {.model = model, .cluster = cluster, .micro_batches = 2});
+  const auto counts = plan::balance(plan::Balancer::kOptimal, {{model, cluster, 2}});
   if (!counts) {
     (void)refused(counts.error());
     return;
   }
   const auto evaluation =
-      plan::evaluate(plan::make_plan(*counts, schedule::ScheduleKind::k1F1B), model, cluster, 2);
+      plan::evaluate(plan::make_plan(*counts, schedule::ScheduleKind::k1F1B), {model, cluster, 2});
   if (!evaluation) (void)refused(evaluation.error());
 }
 

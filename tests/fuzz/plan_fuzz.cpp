@@ -28,7 +28,7 @@ Outcome run_target(std::string_view text) {
   (void)plan::digest(*plan);
   if (plan->layers() > kMost || plan->ranks > kMost) return Outcome::kTaken;
   const cost::ModelCost model = model_of(plan->layers());
-  const auto evaluation = plan::evaluate(*plan, model, cost::equal_ranks(plan->ranks), 4);
+  const auto evaluation = plan::evaluate(*plan, {model, cost::equal_ranks(plan->ranks), 4});
   if (!evaluation) {
     (void)refused(evaluation.error());
     return Outcome::kTaken;
@@ -44,7 +44,7 @@ std::vector<std::string> seeds() {
   for (const auto kind : {schedule::ScheduleKind::k1F1B, schedule::ScheduleKind::kGpipe}) {
     const plan::Plan plan = plan::make_plan({2, 1, 0, 3}, kind, 7);
     const cost::ModelCost model = model_of(plan.layers());
-    const auto evaluation = plan::evaluate(plan, model, cost::equal_ranks(plan.ranks), 4);
+    const auto evaluation = plan::evaluate(plan, {model, cost::equal_ranks(plan.ranks), 4});
     texts.push_back(plan::plan_json(plan, *evaluation, model, "time").dump());
   }
   return texts;

@@ -13,14 +13,13 @@ constexpr int kMaxLayers = 64;  // that are planned; more takes time and shows n
 void plan_it(const cost::ModelCost& model) {
   const cost::Cluster cluster = cost::equal_ranks(2);
   for (const plan::Balancer balancer : {plan::Balancer::kTime, plan::Balancer::kOptimal}) {
-    const auto counts =
-        plan::balance(balancer, {.model = model, .cluster = cluster, .micro_batches = 3});
+    const auto counts = plan::balance(balancer, {{model, cluster, 3}});
     if (!counts) {
       (void)refused(counts.error());
       continue;
     }
-    const auto evaluation =
-        plan::evaluate(plan::make_plan(*counts, schedule::ScheduleKind::k1F1B), model, cluster, 3);
+    const auto evaluation = plan::evaluate(plan::make_plan(*counts, schedule::ScheduleKind::k1F1B),
+                                           {model, cluster, 3});
     if (!evaluation) (void)refused(evaluation.error());
   }
 }

@@ -24,7 +24,7 @@ struct Planned {
   cost::Cluster cluster = cost::equal_ranks(2, Bytes{1 << 23});
   plan::Plan plan = plan::make_plan({3, 1}, schedule::ScheduleKind::k1F1B);
   plan::Plan before = plan::make_plan({2, 2}, schedule::ScheduleKind::k1F1B);
-  plan::Evaluation evaluation = *plan::evaluate(plan, model, cluster, 2, {.timeline = true});
+  plan::Evaluation evaluation = *plan::evaluate(plan, {model, cluster, 2}, {.timeline = true});
 
   [[nodiscard]] PlanReport report() const {
     return {.model = model,
@@ -34,7 +34,7 @@ struct Planned {
             .evaluation = evaluation,
             .made_by = "balancer optimal",
             .compared = {{.name = "uniform 1f1b",
-                          .evaluation = *plan::evaluate(before, model, cluster, 2)}},
+                          .evaluation = *plan::evaluate(before, {model, cluster, 2})}},
             .migration = plan::difference(before, plan, model)};
   }
 };
@@ -81,7 +81,7 @@ TEST(PlanReport, ShowsTheFirstAndTheLastOfManyStages) {
   std::vector<int> with_idle = counts;
   with_idle.push_back(0);
   const plan::Plan plan = plan::make_plan(with_idle, schedule::ScheduleKind::k1F1B);
-  const plan::Evaluation evaluation = *plan::evaluate(plan, model, cluster, 2);
+  const plan::Evaluation evaluation = *plan::evaluate(plan, {model, cluster, 2});
   const std::string text = plan_report({.model = model,
                                         .cluster = cluster,
                                         .micro_batches = 2,

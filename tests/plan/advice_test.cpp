@@ -44,8 +44,8 @@ Advice advice_on(const AdviceProblem& problem) {
   return advice.value_or(Advice{});
 }
 
-std::optional<double> optimal_step_s(const Costs& models, const cost::Cluster& cluster, int ranks,
-                                     int micro_batches) {
+std::optional<double> optimal_step_s(const ModelCosts& models, const cost::Cluster& cluster,
+                                     int ranks, int micro_batches) {
   double sum = 0;
   for (const cost::ModelCost& model : models) {
     const auto proposal = propose_on(ranks_to_keep(cluster, ranks), Balancer::kOptimal,
@@ -64,7 +64,7 @@ TEST(Advice, FewestRanksAreThoseOfTryingEveryNumber) {
     Rng rng(mix_key({0xADF1CE, seed}));
     const int ranks = pick(rng, 1, 8);
     const int layers = pick(rng, ranks, 16);
-    Costs models;
+    ModelCosts models;
     for (int i = pick(rng, 1, 3); i > 0; --i) models.push_back(random_model(rng, layers));
     if (pick(rng, 0, 1) == 0) {
       for (cost::ModelCost& model : models) model.layers.back().forward_s = 5e-3;
@@ -111,9 +111,9 @@ TEST(Advice, FewestRanksAreThoseOfTryingEveryNumber) {
 TEST(Advice, AHeavyHeadIsNamedWithTheFewestSlicesThatDo) {
   const cost::ModelCost model = model_with_head(16, 24);
   const cost::Cluster cluster = cost::equal_ranks(8);
-  const auto sliced = [&](std::int64_t slices) -> Expected<Costs> {
+  const auto sliced = [&](std::int64_t slices) -> Expected<ModelCosts> {
     DYNMO_ASSIGN(cost::ModelCost one, with_head_slices(model, slices));
-    return Costs{one};
+    return ModelCosts{one};
   };
   const Advice advice =
       advice_on({.models = {model}, .cluster = cluster, .micro_batches = 32, .sliced = sliced});

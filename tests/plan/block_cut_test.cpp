@@ -46,7 +46,7 @@ Question block_question(cost::ModelCost model, int ranks, int micro_batches) {
 double step_time_s(const Question& question, const std::vector<int>& counts,
                    const std::vector<Rank>& placement, ScheduleKind kind) {
   const auto judged = evaluate(make_plan(counts, placement, question.cluster.size(), kind),
-                               question.model, question.cluster, question.micro_batches);
+                               {question.model, question.cluster, question.micro_batches});
   return judged ? judged->step_time_s : std::numeric_limits<double>::infinity();
 }
 

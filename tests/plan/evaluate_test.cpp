@@ -22,7 +22,7 @@ TEST(Evaluate, EqualStagesTakeTheClosedForm) {
   const cost::ModelCost model = equal_model(8, 1e-3);
   for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kGpipe}) {
     const auto evaluation =
-        evaluate(make_plan({2, 2, 2, 2}, kind), model, cost::equal_ranks(4), 16);
+        evaluate(make_plan({2, 2, 2, 2}, kind), {model, cost::equal_ranks(4), 16});
     ASSERT_TRUE(evaluation) << evaluation.error().message;
     EXPECT_NEAR(evaluation->step_time_s, (16 + 4 - 1) * 6e-3, 1e-9);  // (M + P - 1)(F + B)
     EXPECT_NEAR(evaluation->result.bubble, 3.0 / 19, 1e-9);
@@ -36,7 +36,7 @@ TEST(Evaluate, ImbalanceIsOfWorkOverSpeed) {
   const cost::ModelCost model = equal_model(6, 1e-3);
   cost::Cluster cluster = cost::equal_ranks(3);
   cluster.ranks[1].speed = 2;
-  const auto even = evaluate(make_plan({2, 2, 2}, ScheduleKind::k1F1B), model, cluster, 8);
+  const auto even = evaluate(make_plan({2, 2, 2}, ScheduleKind::k1F1B), {model, cluster, 8});
   EXPECT_NEAR(even->imbalance, 2.0 / (5.0 / 3) - 1, 1e-9);
   EXPECT_NEAR(even->ideal_step_time_s, 8 * 18e-3 / 4, 1e-12);
   EXPECT_EQ(even->stage_time_s.size(), 3U);
@@ -62,20 +62,20 @@ TEST(Evaluate, ReplicasAddTheReductionOfTheGradients) {
   const cost::ModelCost model = equal_model(4, 1e-3);  // gradients of 1000 bytes a layer
   const Plan plan = make_plan({2, 2}, ScheduleKind::k1F1B);
   cost::Cluster cluster = cost::equal_ranks(2);
-  const double alone = evaluate(plan, model, cluster, 4)->step_time_s;
+  const double alone = evaluate(plan, {model, cluster, 4})->step_time_s;
   cluster.between_replicas = {.latency_s = 1e-4, .bandwidth_bytes_per_s = 1e6};
-  EXPECT_EQ(evaluate(plan, model, cluster, 4)->step_time_s, alone);  // one replica
+  EXPECT_EQ(evaluate(plan, {model, cluster, 4})->step_time_s, alone);  // one replica
   cluster.replicas = 4;
   // A ring: 2 (D - 1) rounds of latency + bytes / D / bandwidth.
   const double reduction = 2 * 3 * (1e-4 + 2000.0 / 4 / 1e6);
-  EXPECT_NEAR(evaluate(plan, model, cluster, 4)->step_time_s, alone + reduction, 1e-8);
+  EXPECT_NEAR(evaluate(plan, {model, cluster, 4})->step_time_s, alone + reduction, 1e-8);
   // Frozen layers have no gradients to sum.
   cost::ModelCost frozen = model;
   frozen.layers[0].frozen = true;
   const auto costs = stage_costs(plan, frozen, cluster);
   EXPECT_NEAR(to_seconds(costs[0].reduction), 2 * 3 * (1e-4 + 1000.0 / 4 / 1e6), 1e-8);
   cluster.replicas = 0;
-  EXPECT_FALSE(evaluate(plan, model, cluster, 4));
+  EXPECT_FALSE(evaluate(plan, {model, cluster, 4}));
 }
 
 TEST(Evaluate, MemoryOfTheReplayIsWhatTheBalancerReckonsWith) {
@@ -88,7 +88,7 @@ TEST(Evaluate, MemoryOfTheReplayIsWhatTheBalancerReckonsWith) {
     const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::k1F1B : ScheduleKind::kGpipe;
     const auto counts = balance(Balancer::kOptimal, {model, cluster, micro_batches, kind});
     const Plan plan = make_plan(*counts, kind);
-    const auto evaluation = evaluate(plan, model, cluster, micro_batches);
+    const auto evaluation = evaluate(plan, {model, cluster, micro_batches});
     ASSERT_TRUE(evaluation) << evaluation.error().message << ", seed " << seed;
     const auto costs = stage_costs(plan, model);
     const auto shape = shape_of(plan, micro_batches, model.frozen_layers());
@@ -112,20 +112,20 @@ TEST(Evaluate, WhatDoesNotFitTogetherIsNamed) {
     EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
     return result.error().message;
   };
-  EXPECT_NE(message(evaluate(plan, equal_model(5, 1), cost::equal_ranks(2), 4)).find("6 layers"),
+  EXPECT_NE(message(evaluate(plan, {equal_model(5, 1), cost::equal_ranks(2), 4})).find("6 layers"),
             std::string::npos);
-  EXPECT_NE(message(evaluate(plan, model, cost::equal_ranks(3), 4)).find("2 ranks"),
+  EXPECT_NE(message(evaluate(plan, {model, cost::equal_ranks(3), 4})).find("2 ranks"),
             std::string::npos);
-  EXPECT_NE(message(evaluate(plan, model, cost::equal_ranks(2), 0)).find("micro-batches"),
+  EXPECT_NE(message(evaluate(plan, {model, cost::equal_ranks(2), 0})).find("micro-batches"),
             std::string::npos);
-  EXPECT_NE(message(evaluate(plan, equal_model(6, 1e6), cost::equal_ranks(2), 1000)).find("4e9"),
+  EXPECT_NE(message(evaluate(plan, {equal_model(6, 1e6), cost::equal_ranks(2), 1000})).find("4e9"),
             std::string::npos);
 }
 
 TEST(Evaluate, ThePlanFileReadsBackAsThePlan) {
   const cost::ModelCost model = equal_model(6, 1e-3);
   const Plan plan = make_plan({1, 3, 2}, ScheduleKind::kGpipe, 4);
-  const auto evaluation = evaluate(plan, model, cost::equal_ranks(3), 8);
+  const auto evaluation = evaluate(plan, {model, cost::equal_ranks(3), 8});
   const Json json = plan_json(plan, *evaluation, model, "optimal",
                               difference(make_plan({2, 2, 2}, ScheduleKind::kGpipe), plan, model));
   EXPECT_EQ(json["migration"]["layers"], 1);
@@ -168,7 +168,7 @@ TEST(Evaluate, DamagedPlanFilesAreReadOrRefused) {
   const cost::ModelCost model = equal_model(6, 1e-3);
   const Plan plan = make_plan({1, 3, 2}, ScheduleKind::k1F1B, 4);
   const std::string good =
-      plan_json(plan, *evaluate(plan, model, cost::equal_ranks(3), 8), model, "time").dump();
+      plan_json(plan, *evaluate(plan, {model, cost::equal_ranks(3), 8}), model, "time").dump();
   int read = 0;
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     Rng rng(mix_key({0xDA3A9E, seed}));
@@ -209,7 +209,7 @@ TEST(SimulatedOptimum, EqualsReplayingEveryCut) {
     std::vector<int> best;
     for_each_cut(layers, cluster.size(), [&](const std::vector<int>& counts) {
       ++all;
-      const auto found = evaluate(make_plan(counts, kind), model, cluster, micro_batches);
+      const auto found = evaluate(make_plan(counts, kind), {model, cluster, micro_batches});
       ASSERT_TRUE(found) << found.error().message;
       if (!fits_memory(found->result, cluster)) return;
       if (!least || found->step_time_s < *least) {
@@ -217,7 +217,7 @@ TEST(SimulatedOptimum, EqualsReplayingEveryCut) {
         best = counts;
       }
     });
-    const auto found = simulated_optimum(model, cluster, micro_batches, kind);
+    const auto found = simulated_optimum({model, cluster, micro_batches}, kind);
     ASSERT_EQ(found.has_value(), least.has_value()) << "seed " << seed;
     if (!found) {
       ASSERT_EQ(found.error().code, ErrorCode::kInfeasible);
@@ -228,7 +228,7 @@ TEST(SimulatedOptimum, EqualsReplayingEveryCut) {
     simulated += (*found)->simulated;
     ASSERT_EQ((*found)->step_time_s, *least) << "seed " << seed;
     ASSERT_EQ((*found)->plan, make_plan(best, kind)) << "seed " << seed;
-    ASSERT_LE(*step_time_bound_s(model, cluster, micro_batches), *least) << "seed " << seed;
+    ASSERT_LE(*step_time_bound_s({model, cluster, micro_batches}), *least) << "seed " << seed;
   }
   EXPECT_GT(infeasible, 10);
   EXPECT_LT(simulated, all);  // the bound rules cuts out
@@ -240,7 +240,7 @@ TEST(SimulatedOptimum, TheBoundLeavesFewOfManyCuts) {
     cost::ModelCost model = random_model(rng, 20);
     for (std::size_t i = 0; i < 20; ++i)
       model.layers[i].frozen = static_cast<double>(i) < 20 * frozen;
-    const auto best = simulated_optimum(model, cost::equal_ranks(4), 16, ScheduleKind::k1F1B);
+    const auto best = simulated_optimum({model, cost::equal_ranks(4), 16}, ScheduleKind::k1F1B);
     ASSERT_TRUE(best && *best);
     EXPECT_LT((*best)->simulated, 200);  // of 969
   }
@@ -249,12 +249,12 @@ TEST(SimulatedOptimum, TheBoundLeavesFewOfManyCuts) {
 TEST(SimulatedOptimum, IsUnknownOfTooManyCutsWhichABoundIsNot) {
   const cost::ModelCost model = equal_model(64, 1e-3);
   const cost::Cluster cluster = cost::equal_ranks(16);
-  const auto best = simulated_optimum(model, cluster, 4, ScheduleKind::k1F1B);
+  const auto best = simulated_optimum({model, cluster, 4}, ScheduleKind::k1F1B);
   ASSERT_TRUE(best);
   EXPECT_FALSE(best->has_value());
   const auto even =
-      evaluate(make_plan(std::vector<int>(16, 4), ScheduleKind::k1F1B), model, cluster, 4);
-  const auto bound = step_time_bound_s(model, cluster, 4);
+      evaluate(make_plan(std::vector<int>(16, 4), ScheduleKind::k1F1B), {model, cluster, 4});
+  const auto bound = step_time_bound_s({model, cluster, 4});
   ASSERT_TRUE(even && bound);
   EXPECT_NEAR(*bound, 4 * even->bottleneck_s, 1e-5 * *bound);
   EXPECT_LT(*bound, even->step_time_s);

@@ -57,11 +57,11 @@ TEST(Migration, NeedsTheMemoryOfAStepAndOfTheLayersThatCome) {
   EXPECT_EQ(migration.bytes(), Bytes{40});
   EXPECT_EQ(migration.gradient_bytes(model), Bytes{20});
   cost::Cluster cluster = cost::equal_ranks(2);
-  EXPECT_TRUE(holds_both(from, migration, model, cluster, 1));
+  EXPECT_TRUE(holds_both(from, migration, {model, cluster, 1}));
   cluster.ranks[1].memory = Bytes{125};
-  EXPECT_TRUE(holds_both(from, migration, model, cluster, 1));
+  EXPECT_TRUE(holds_both(from, migration, {model, cluster, 1}));
   cluster.ranks[1].memory = Bytes{124};
-  EXPECT_FALSE(holds_both(from, migration, model, cluster, 1));
+  EXPECT_FALSE(holds_both(from, migration, {model, cluster, 1}));
   model.layers[0].frozen = model.layers[1].frozen = true;
   EXPECT_EQ(difference(from, to, model).gradient_bytes(model), Bytes{0});
 }

@@ -217,7 +217,7 @@ TEST(WithoutOthers, TakesIdleRanksAwayAndWithMoreRanksGivesThemBack) {
       }
     }
     const auto step_s = [&](const Plan& plan) {
-      const auto evaluation = evaluate(plan, model, cost::equal_ranks(plan.ranks), 3);
+      const auto evaluation = evaluate(plan, {model, cost::equal_ranks(plan.ranks), 3});
       EXPECT_TRUE(evaluation) << evaluation.error().message;
       return evaluation ? evaluation->step_time_s : 0;
     };

@@ -57,8 +57,7 @@ std::vector<Rank> identity(int ranks) {
 }
 
 std::optional<Nanoseconds> step_of(const Plan& plan, const BalanceProblem& problem) {
-  const auto evaluation =
-      evaluate(plan, problem.model, problem.cluster, problem.micro_batches).value();
+  const auto evaluation = evaluate(plan, problem).value();
   if (!fits_memory(evaluation.result, problem.cluster)) return std::nullopt;
   return evaluation.result.step_time;
 }

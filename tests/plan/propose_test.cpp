@@ -25,7 +25,7 @@ TEST(Propose, GivesTheBalancersCutWithItsReplay) {
       ASSERT_TRUE(proposal) << proposal.error().message << ", seed " << seed;
       EXPECT_EQ(proposal->plan, make_plan(*balance(balancer, problem), ScheduleKind::k1F1B));
       EXPECT_EQ(proposal->evaluation.step_time_s,
-                evaluate(proposal->plan, model, cluster, problem.micro_batches)->step_time_s);
+                evaluate(proposal->plan, {model, cluster, problem.micro_batches})->step_time_s);
       EXPECT_EQ(proposal->rounds > 0, balancer == Balancer::kDiffusionTime);
     }
   }
@@ -40,7 +40,7 @@ TEST(Propose, OptimalIsNoSlowerThanTheCutWithTheLeastBottleneckOrThePlanInForce)
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 2, 6));
     BalanceProblem problem{model, cluster, pick(rng, 1, 8)};
     const auto step_s = [&](const Plan& plan) {
-      return evaluate(plan, model, cluster, problem.micro_batches)->step_time_s;
+      return evaluate(plan, {model, cluster, problem.micro_batches})->step_time_s;
     };
     const Plan cut = make_plan(*balance(Balancer::kOptimal, problem), ScheduleKind::k1F1B);
     const Plan current = make_plan(*balance(Balancer::kUniform, problem), ScheduleKind::k1F1B, 4);

@@ -54,11 +54,8 @@ cost::Cluster ranks_with(int ranks, const cost::ModelCost& model, int percent) {
 Expected<Proposal> plan_for(const cost::ModelCost& model, const cost::Cluster& cluster,
                             Recompute choice, ScheduleKind kind = ScheduleKind::k1F1B,
                             Balancer balancer = Balancer::kOptimal) {
-  const BalanceProblem problem{.model = model,
-                               .cluster = cluster,
-                               .micro_batches = 4 * cluster.size(),
-                               .schedule = kind,
-                               .recompute = choice};
+  BalanceProblem problem{{model, cluster, 4 * cluster.size()}, kind};
+  problem.recompute = choice;
   return propose(balancer, problem, {.evaluations = 30});
 }
 
@@ -115,10 +112,8 @@ TEST(RecomputeCut, CutAndSetTogetherAreTheBestOfAll) {
       rank.memory = Bytes{saved * pick(rng, 20, 95) / 100};
       rank.speed = rng.uniform() < 0.3 ? 0.75 : 1;
     }
-    const BalanceProblem problem{.model = model,
-                                 .cluster = cluster,
-                                 .micro_batches = 2 * ranks,
-                                 .recompute = Recompute::kAuto};
+    BalanceProblem problem{{model, cluster, 2 * ranks}};
+    problem.recompute = Recompute::kAuto;
     const std::vector<double> work = cost::layer_work_s(model, problem.micro_batches);
     const auto slowest = [&](const std::vector<int>& counts) {
       double longest = 0;
@@ -144,7 +139,7 @@ TEST(RecomputeCut, CutAndSetTogetherAreTheBestOfAll) {
     }
     EXPECT_LE(slowest(*cut), best * (1 + 1e-6)) << "seed " << seed;
     const auto plan = recomputed_layers(Recompute::kAuto, make_plan(*cut, ScheduleKind::k1F1B),
-                                        model, cluster, problem.micro_batches);
+                                        {model, cluster, problem.micro_batches});
     ASSERT_TRUE(plan) << "seed " << seed << ": " << plan.error().message;
     if (!plan->empty()) ++recomputes;
   }
@@ -198,10 +193,9 @@ TEST(RecomputeCut, SearchRefusesNothingThatOneForwardOneBackwardFits) {
       if (!simple) continue;
       const auto found = plan_for(model, cluster, choice, ScheduleKind::k1F1B, Balancer::kSearch);
       ASSERT_TRUE(found) << percent << " %: " << found.error().message;
-      const auto best =
-          propose(Balancer::kSearch,
-                  {.model = model, .cluster = cluster, .micro_batches = 16, .recompute = choice},
-                  {.schedules = ScheduleChoice::kBest, .evaluations = 200});
+      const auto best = propose(Balancer::kSearch,
+                                {{model, cluster, 16}, ScheduleKind::k1F1B, 2, nullptr, choice},
+                                {.schedules = ScheduleChoice::kBest, .evaluations = 200});
       ASSERT_TRUE(best) << percent << " %: " << best.error().message;
       EXPECT_LE(best->evaluation.step_time_s, simple->evaluation.step_time_s);
       for (std::size_t r = 0; r < 4; ++r) {
@@ -234,8 +228,8 @@ TEST(RecomputeCut, AdaptiveOrdersLeaveRoomForRestoredStashes) {
 TEST(RecomputeCut, PackingRecomputesWhereFewRanksLackMemory) {
   const cost::ModelCost model = half_blocks(16);
   const cost::Cluster cluster = ranks_with(4, model, 30);
-  const BalanceProblem problem{
-      .model = model, .cluster = cluster, .micro_batches = 16, .recompute = Recompute::kAuto};
+  BalanceProblem problem{{model, cluster, 16}};
+  problem.recompute = Recompute::kAuto;
   const auto packed = pack(Balancer::kOptimal, problem, {.ranks = 2});
   ASSERT_TRUE(packed) << packed.error().message;
   EXPECT_FALSE(packed->proposal.recomputed.empty());
@@ -264,9 +258,7 @@ TEST(RecomputeCut, WhatCannotBeCutSaysWhy) {
   const auto refusal = [](int layers, int micro_batches, ScheduleKind kind) {
     const cost::ModelCost model = half_blocks(layers);
     const cost::Cluster cluster = cost::equal_ranks(4);
-    const auto plan = propose(
-        Balancer::kSearch,
-        {.model = model, .cluster = cluster, .micro_batches = micro_batches, .schedule = kind});
+    const auto plan = propose(Balancer::kSearch, {{model, cluster, micro_batches}, kind});
     EXPECT_FALSE(plan);
     EXPECT_EQ(plan.error().code, ErrorCode::kBadInput);
     EXPECT_EQ(plan.error().message.find("memory"), std::string::npos) << plan.error().message;

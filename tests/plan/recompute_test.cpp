@@ -87,7 +87,7 @@ TEST(Recompute, WithoutAnyLayerThePeakIsTheReplays) {
     const int ranks = pick(rng, 1, 3);
     for (const ScheduleKind kind : kFixedKinds) {
       const Plan plan = random_plan(rng, kind, layers, ranks);
-      const auto evaluation = evaluate(plan, model, cost::equal_ranks(ranks), 2 * ranks);
+      const auto evaluation = evaluate(plan, {model, cost::equal_ranks(ranks), 2 * ranks});
       const auto peaks = peak_memory(plan, model, 2 * ranks, {});
       ASSERT_TRUE(evaluation && peaks) << "seed " << seed;
       for (std::size_t r = 0; r < peaks->size(); ++r) {
@@ -159,14 +159,14 @@ TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
       const auto peaks = peak_memory(plan, model, micro_batches, set).value();
       if (!fits(peaks, cluster)) continue;
       const auto evaluation =
-          evaluate(plan, recomputed(model, set), cost::equal_ranks(ranks), micro_batches);
+          evaluate(plan, {recomputed(model, set), cost::equal_ranks(ranks), micro_batches});
       shortest = std::min(shortest, evaluation->step_time_s);
       for (std::size_t r = 0; r < least.size(); ++r) {
         const Rank rank(static_cast<std::int32_t>(r));
         least[r] = std::min(least[r], added(model, plan, set, rank));
       }
     }
-    const auto chosen = recomputed_layers(Recompute::kAuto, plan, model, cluster, micro_batches);
+    const auto chosen = recomputed_layers(Recompute::kAuto, plan, {model, cluster, micro_batches});
     ASSERT_EQ(chosen.has_value(), shortest < 1e9)
         << "seed " << seed << (chosen ? "" : chosen.error().message);
     if (!chosen) {
@@ -183,7 +183,7 @@ TEST(Recompute, AutoIsTheBestOfAllSetsThatFit) {
     }
     if (kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV) continue;
     const auto evaluation =
-        evaluate(plan, recomputed(model, *chosen), cost::equal_ranks(ranks), micro_batches);
+        evaluate(plan, {recomputed(model, *chosen), cost::equal_ranks(ranks), micro_batches});
     EXPECT_NEAR(evaluation->step_time_s, shortest, 1e-9) << "seed " << seed;
   }
   EXPECT_GT(constrained, samples(30));
@@ -197,10 +197,10 @@ TEST(Recompute, ManyLayersTakeAFixedNumberOfStepsAndStillFit) {
   cost::Cluster cluster = cost::equal_ranks(2);
   const auto most = peak_memory(plan, model, 8, {}).value();
   for (std::size_t r = 0; r < 2; ++r) cluster.ranks[r].memory = part(most[r], 75);
-  const auto chosen = recomputed_layers(Recompute::kAuto, plan, model, cluster, 8);
+  const auto chosen = recomputed_layers(Recompute::kAuto, plan, {model, cluster, 8});
   ASSERT_TRUE(chosen) << chosen.error().message;
   EXPECT_TRUE(fits(peak_memory(plan, model, 8, *chosen).value(), cluster));
-  EXPECT_EQ(*chosen, recomputed_layers(Recompute::kAuto, plan, model, cluster, 8).value());
+  EXPECT_EQ(*chosen, recomputed_layers(Recompute::kAuto, plan, {model, cluster, 8}).value());
 }
 
 TEST(Recompute, NotEnoughMemoryNamesRankAndBytes) {
@@ -209,7 +209,7 @@ TEST(Recompute, NotEnoughMemoryNamesRankAndBytes) {
   cost::Cluster cluster = cost::equal_ranks(2);
   cluster.ranks[1].memory = Bytes{10};
   const auto chosen = recomputed_layers(Recompute::kAuto, make_plan({2, 2}, ScheduleKind::k1F1B),
-                                        model, cluster, 4);
+                                        {model, cluster, 4});
   ASSERT_FALSE(chosen);
   EXPECT_EQ(chosen.error().code, ErrorCode::kInfeasible);
   EXPECT_NE(chosen.error().message.find("on rank 1"), std::string::npos) << chosen.error().message;
@@ -223,7 +223,7 @@ TEST(Recompute, AProposalRecomputesOnlyWhereNothingElseFits) {
   const auto proposed = [&](Bytes memory, Recompute choice) {
     const cost::Cluster cluster = cost::equal_ranks(3, memory);
     return propose(Balancer::kOptimal,
-                   {.model = model, .cluster = cluster, .micro_batches = 6, .recompute = choice});
+                   {{model, cluster, 6}, ScheduleKind::k1F1B, 2, nullptr, choice});
   };
   const auto plenty = proposed(Bytes{1 << 20}, Recompute::kAuto);
   ASSERT_TRUE(plenty) << plenty.error().message;

@@ -17,9 +17,7 @@ namespace {
 using schedule::ScheduleKind;
 
 double replay_s(const std::vector<int>& counts, const BalanceProblem& problem) {
-  return evaluate(make_plan(counts, problem.schedule), problem.model, problem.cluster,
-                  problem.micro_batches)
-      ->step_time_s;
+  return evaluate(make_plan(counts, problem.schedule), problem)->step_time_s;
 }
 
 std::vector<int> even(const BalanceProblem& problem) {
@@ -57,7 +55,7 @@ TEST(Refine, IsNeverSlowerThanAStartAndNearlyAsFastAsAllCuts) {
     for (const std::vector<int>& start : starts) {
       ASSERT_LE(time, replay_s(start, problem)) << "seed " << seed;
     }
-    const auto best = simulated_optimum(model, cluster, problem.micro_batches, kind);
+    const auto best = simulated_optimum({model, cluster, problem.micro_batches}, kind);
     ASSERT_TRUE(best.has_value()) << best.error().message << ", seed " << seed;
     ASSERT_TRUE(best->has_value()) << "seed " << seed;
     ASSERT_GE(time, (*best)->step_time_s) << "seed " << seed << " " << schedule::name(kind);
@@ -81,7 +79,7 @@ TEST(Refine, FindsACutThatLevellingWorkDoesNot) {
   ASSERT_TRUE(refined) << refined.error().message;
   EXPECT_LT(replay_s(refined->counts, problem), 0.97 * replay_s(starts[0], problem));
   EXPECT_EQ(replay_s(refined->counts, problem),
-            (*simulated_optimum(model, cluster, 16, ScheduleKind::k1F1B))->step_time_s);
+            (*simulated_optimum({model, cluster, 16}, ScheduleKind::k1F1B))->step_time_s);
 }
 
 TEST(Refine, KeepsTheMemoryOfEveryRank) {
@@ -102,8 +100,8 @@ TEST(Refine, KeepsTheMemoryOfEveryRank) {
       ++without;
       continue;
     }
-    const auto replayed = evaluate(make_plan(refined->counts, problem.schedule), model, cluster,
-                                   problem.micro_batches);
+    const auto replayed = evaluate(make_plan(refined->counts, problem.schedule),
+                                   {model, cluster, problem.micro_batches});
     EXPECT_TRUE(fits_memory(replayed->result, cluster)) << "seed " << seed;
   }
   EXPECT_GT(without, 0);
@@ -119,7 +117,7 @@ TEST(Refine, StartsFromTheEvenCutToo) {
   const std::vector<int> cut = *balance(Balancer::kOptimal, problem);
   const auto found = refined(cut, problem);
   ASSERT_TRUE(found) << found.error().message;
-  const double best = (*simulated_optimum(model, cluster, 16, ScheduleKind::k1F1B))->step_time_s;
+  const double best = (*simulated_optimum({model, cluster, 16}, ScheduleKind::k1F1B))->step_time_s;
   EXPECT_EQ(replay_s(*found, problem), best);
   EXPECT_GT(replay_s(refine(std::array{cut}, problem)->counts, problem), best);
 }

@@ -56,10 +56,8 @@ TEST(Search, IsNeverSlowerThanAnyTemplateNorThanTheCurrentPlanAndFitsMemory) {
       for (const Balancer balancer : {Balancer::kUniform, Balancer::kParameters, Balancer::kTime,
                                       Balancer::kDiffusionParameters, Balancer::kDiffusionTime,
                                       Balancer::kOptimal, Balancer::kVPair}) {
-        const auto plan = propose(balancer, {.model = input.model,
-                                             .cluster = input.cluster,
-                                             .micro_batches = input.micro_batches,
-                                             .schedule = kind});
+        const auto plan =
+            propose(balancer, {{input.model, input.cluster, input.micro_batches}, kind});
         if (!plan) continue;  // refused, also for memory
         plans.push_back(plan->plan);
         others.push_back(plan->evaluation);
@@ -74,7 +72,7 @@ TEST(Search, IsNeverSlowerThanAnyTemplateNorThanTheCurrentPlanAndFitsMemory) {
     }
     ++found;
     ASSERT_TRUE(fits_memory(result->evaluation.result, input.cluster)) << "seed " << seed;
-    const auto again = evaluate(result->plan, input.model, input.cluster, input.micro_batches);
+    const auto again = evaluate(result->plan, {input.model, input.cluster, input.micro_batches});
     ASSERT_TRUE(again) << again.error().message << ", seed " << seed;
     ASSERT_EQ(again->result.step_time, result->evaluation.result.step_time) << "seed " << seed;
     for (const Evaluation& other : others) {
@@ -136,7 +134,7 @@ TEST(Search, GivesTheFasterRankMoreWork) {
   cluster.ranks[1].speed = 2;
   const auto result = search({model, cluster, 24}, {.evaluations = 100});
   ASSERT_TRUE(result);
-  const std::vector<double> times = rank_times_s(result->plan, model, cluster, 24);
+  const std::vector<double> times = rank_times_s(result->plan, {model, cluster, 24});
   std::vector<int> layers(3, 0);
   for (const PlanStage& stage : result->plan.stages) {
     layers[stage.rank.index()] += stage.layers.count;

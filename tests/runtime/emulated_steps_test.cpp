@@ -122,7 +122,7 @@ TEST_P(EmulatedSteps, AreNoShorterThanTheirReplayAndKeepTheOrderOfTheirValues) {
     const cost::ModelCost costs = random_costs(plan.stages.back().layers.end(), rng);
     const auto steps = train(plan, costs);
     ASSERT_TRUE(steps.has_value()) << steps.error().message;
-    const auto replay = plan::evaluate(plan, costs, cost::equal_ranks(3), kEmulatedMicroBatches);
+    const auto replay = plan::evaluate(plan, {costs, cost::equal_ranks(3), kEmulatedMicroBatches});
     ASSERT_TRUE(replay.has_value()) << replay.error().message;
     for (std::size_t step = 0; step < kEmulatedSteps; ++step) {
       const std::map<Key, Span> spans = spans_of(*steps, step);

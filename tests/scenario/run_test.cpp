@@ -384,7 +384,7 @@ TEST(Grid, ThePlanKnowsOfTheReduction) {
   const auto plan =
       plan::make_plan({2, 2, 2, 2}, schedule::parse_schedule_kind(s.training.schedule).value());
   const auto evaluation =
-      plan::evaluate(plan, job.load->at(0), grid.planned, s.training.micro_batches);
+      plan::evaluate(plan, {job.load->at(0), grid.planned, s.training.micro_batches});
   ASSERT_TRUE(evaluation) << evaluation.error().message;
   EXPECT_NEAR(result_of(job, "uniform").step_time_s, evaluation->step_time_s, 1e-9);
 }

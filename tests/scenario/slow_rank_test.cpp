@@ -34,8 +34,7 @@ double best_s(const Job& job, std::int64_t step, double speed) {
   const Grid grid =
       slowed(make_grid(job.scenario.cluster, job.device, 1).value(), {{Rank(3), speed}});
   const cost::ModelCost model = job.load->at(step);
-  return plan::propose(plan::Balancer::kOptimal,
-                       {.model = model, .cluster = grid.kinds[0].cluster, .micro_batches = 16})
+  return plan::propose(plan::Balancer::kOptimal, {{model, grid.kinds[0].cluster, 16}})
       ->evaluation.step_time_s;
 }
 

@@ -82,7 +82,7 @@ TEST(Comparison, BestIsTheSimulatedOptimumOverAllCuts) {
   double current = 0;
   for (int first = 1; first < kLayers; ++first) {
     const auto cut = plan::make_plan({first, kLayers - first}, schedule::ScheduleKind::k1F1B);
-    const double time = plan::evaluate(cut, model, cluster, kMicroBatches)->step_time_s;
+    const double time = plan::evaluate(cut, {model, cluster, kMicroBatches})->step_time_s;
     best = std::min(best, time);
     if (first == 4) current = time;
   }
@@ -125,7 +125,7 @@ TEST(Comparison, OfGivenCostsItHasNoNoiseInIt) {
     double least = 1e9;
     for (int first = 1; first < kLayers; ++first) {
       const auto cut = plan::make_plan({first, kLayers - first}, schedule::ScheduleKind::k1F1B);
-      const double time = plan::evaluate(cut, given(step), cluster, kMicroBatches)->step_time_s;
+      const double time = plan::evaluate(cut, {given(step), cluster, kMicroBatches})->step_time_s;
       least = std::min(least, time);
       if (first == 4) kept_s += time;
     }
@@ -138,7 +138,7 @@ TEST(Comparison, OfGivenCostsItHasNoNoiseInIt) {
   for (int i = 0; i < kSteps; ++i) {
     const plan::Plan& now = i < 4 ? plan : moved;
     add(balanced, step_of(i, 0, 0.2), now);
-    cuts_s += plan::evaluate(now, given(i), cluster, kMicroBatches)->step_time_s;
+    cuts_s += plan::evaluate(now, {given(i), cluster, kMicroBatches})->step_time_s;
   }
   const auto compared = compare(series, balanced, known(), kMicroBatches, 1, kRanks, given);
   ASSERT_TRUE(compared.has_value()) << compared.error().message;

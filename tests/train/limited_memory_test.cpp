@@ -63,10 +63,7 @@ Bytes state_of(Rank rank, const Pipeline& pipeline) {
 Bytes least_memory(plan::Balancer balancer, const plan::BalanceProblem& free) {
   const auto fits = [&](Bytes memory) {
     const cost::Cluster ranks = cost::equal_ranks(free.cluster.size(), memory);
-    return plan::propose(balancer, {.model = free.model,
-                                    .cluster = ranks,
-                                    .micro_batches = free.micro_batches,
-                                    .schedule = free.schedule})
+    return plan::propose(balancer, {{free.model, ranks, free.micro_batches}, free.schedule})
         .has_value();
   };
   Bytes less{0};
@@ -89,11 +86,8 @@ Trained trained(const model::LlamaConfig& config, const runtime::testing::RunOpt
   on_rank.first_plan = [&](const Pipeline& measuring) -> Expected<plan::Plan> {
     const cost::ModelCost costs = *measuring.costs();
     const cost::Cluster cluster = measuring.cluster();
-    const plan::BalanceProblem problem{.model = costs,
-                                       .cluster = cluster,
-                                       .micro_batches = run.micro_batches,
-                                       .schedule = run.schedule,
-                                       .recompute = run.recompute};
+    plan::BalanceProblem problem{{costs, cluster, run.micro_batches}, run.schedule};
+    problem.recompute = run.recompute;
     if (measuring.grid().position() == Rank(0)) {
       result.need = least_memory(options.policy.balancer, problem);
     }

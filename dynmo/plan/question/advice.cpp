@@ -74,7 +74,7 @@ class Adviser {
   }
 
   // Replays of the optimal cuts, one for each model. nullopt: one of them does not fit.
-  [[nodiscard]] std::optional<std::vector<Evaluation>> proposals(const Costs& models,
+  [[nodiscard]] std::optional<std::vector<Evaluation>> proposals(const ModelCosts& models,
                                                                  const cost::Cluster& cluster,
                                                                  const How& how) const {
     std::vector<Evaluation> found;
@@ -83,10 +83,9 @@ class Adviser {
         found.push_back(found.back());
         continue;
       }
-      const BalanceProblem one{.model = models[i],
-                               .cluster = cluster,
-                               .micro_batches = how.micro_batches.value_or(problem_.micro_batches),
-                               .schedule = how.schedule.value_or(problem_.schedule)};
+      const BalanceProblem one{
+          {models[i], cluster, how.micro_batches.value_or(problem_.micro_batches)},
+          how.schedule.value_or(problem_.schedule)};
       const auto kept = ranks_to_keep(cluster, how.ranks.value_or(cluster.size()));
       auto proposal = propose_on(kept, Balancer::kOptimal, one, {.schedules = how.schedules});
       if (!proposal) return std::nullopt;
@@ -94,7 +93,7 @@ class Adviser {
     }
     return found;
   }
-  [[nodiscard]] std::optional<double> step_s(const Costs& models, const cost::Cluster& cluster,
+  [[nodiscard]] std::optional<double> step_s(const ModelCosts& models, const cost::Cluster& cluster,
                                              const How& how) const {
     const auto found = proposals(models, cluster, how);
     if (!found) return std::nullopt;
@@ -222,7 +221,7 @@ class Adviser {
     std::vector<std::pair<std::int64_t, double>> tried;
     double best_s = std::numeric_limits<double>::infinity();
     for (std::int64_t slices = 2 * problem_.head_slices; slices <= kMaxSlices; slices *= 2) {
-      const Expected<Costs> models = problem_.sliced(slices);
+      const Expected<ModelCosts> models = problem_.sliced(slices);
       if (!models) break;
       const auto with_s = step_s(*models, problem_.cluster, {});
       if (!with_s) continue;
@@ -256,10 +255,8 @@ class Adviser {
 
   [[nodiscard]] std::optional<Remedy> against_filling(double now_s) const {
     if (problem_.schedules == ScheduleChoice::kAsGiven) {
-      const BalanceProblem first{.model = problem_.models.front(),
-                                 .cluster = problem_.cluster,
-                                 .micro_batches = problem_.micro_batches,
-                                 .schedule = problem_.schedule};
+      const BalanceProblem first{
+          {problem_.models.front(), problem_.cluster, problem_.micro_batches}, problem_.schedule};
       const auto best = propose(Balancer::kOptimal, first, {.schedules = ScheduleChoice::kBest});
       if (best) {
         const schedule::ScheduleKind kind = best->plan.schedule;

@@ -82,19 +82,19 @@ struct Advice {
   std::optional<RankCount> fewest;  // ranks whose step is within kAdviceMargin of the best
 };
 
-using Costs = std::vector<cost::ModelCost>;
+using ModelCosts = std::vector<cost::ModelCost>;
 
 // A change that the caller can describe: the same tokens with other costs, links or speeds.
 struct AdviceChange {
   KeyValue set;
   std::optional<KeyValue> with = {};
-  Costs models;
+  ModelCosts models;
   cost::Cluster cluster;
   int micro_batches = 1;
 };
 
 struct AdviceProblem {
-  Costs models;  // one for each examined step
+  ModelCosts models;  // one for each examined step
   const cost::Cluster& cluster;
   int micro_batches = 1;
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
@@ -104,7 +104,7 @@ struct AdviceProblem {
   double head_room = 0;  // share of the ranks' memory not in `cluster`
   std::int64_t head_slices = 1;
   // Returns `models` with the head in `slices` slices. Empty if the head cannot be cut.
-  std::function<Expected<Costs>(std::int64_t slices)> sliced = {};
+  std::function<Expected<ModelCosts>(std::int64_t slices)> sliced = {};
   // Returns what could help against messages or slow ranks, settings first.
   std::function<std::vector<AdviceChange>(StepLimit)> changes = {};
 };

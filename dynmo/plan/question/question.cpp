@@ -18,13 +18,10 @@ namespace dynmo::plan {
 namespace {
 
 Expected<Proposal> find_proposal(const Question& question, const cost::ModelCost& model) {
-  const BalanceProblem problem{
-      .model = model,
-      .cluster = question.cluster,
-      .micro_batches = question.micro_batches,
-      .schedule = question.schedule.value_or(schedule::ScheduleKind::k1F1B),
-      .current = question.from ? &*question.from : nullptr,
-      .recompute = question.recompute};
+  BalanceProblem problem{{model, question.cluster, question.micro_batches}};
+  if (question.schedule) problem.schedule = *question.schedule;
+  if (question.from) problem.current = &*question.from;
+  problem.recompute = question.recompute;
   ProposeOptions options;
   options.schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest;
   options.rank_order = question.place ? RankOrder::kBest : RankOrder::kPermuteEqual;
@@ -67,13 +64,14 @@ Json document_of(const Question& question, const Answer& answer) {
 }
 
 // Costs with the head in `slices` and the answer's layers recomputed, but not the head.
-Expected<Costs> sliced_costs(const Question& question, const Answer& answer, std::int64_t slices) {
+Expected<ModelCosts> sliced_costs(const Question& question, const Answer& answer,
+                                  std::int64_t slices) {
   DYNMO_ASSIGN(cost::ModelCost model, question.sliced ? question.sliced(slices)
                                                       : with_head_slices(question.model, slices));
   LayerSet layers = answer.proposal.recomputed;
   const auto blocks = question.model.size() - question.head_slices;
   std::erase_if(layers, [&](LayerId layer) { return layer.value >= blocks; });
-  return Costs{recomputed(std::move(model), layers)};
+  return ModelCosts{recomputed(std::move(model), layers)};
 }
 
 // Makes questions with a link or a speed changed, or with larger micro-batches for the same tokens.
@@ -407,10 +405,10 @@ Expected<Answer> answer(const Question& question) {
                .joined_head = {},
                .document = {}};
   given.costs = recomputed(question.model, given.proposal.recomputed);
-  DYNMO_ASSIGN(
-      given.evaluation,
-      evaluate_recomputed(given.proposal.plan, question.model, question.cluster,
-                          question.micro_batches, given.proposal.recomputed, {.timeline = true}));
+  DYNMO_ASSIGN(given.evaluation,
+               evaluate_recomputed(given.proposal.plan,
+                                   {question.model, question.cluster, question.micro_batches},
+                                   given.proposal.recomputed, {.timeline = true}));
   if (question.from) {
     given.migration = difference(*question.from, given.proposal.plan, question.model);
   }

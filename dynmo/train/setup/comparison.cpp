@@ -26,15 +26,15 @@ cost::ModelCost costs_of(const observe::StepEntry& step, const cost::ModelCost& 
 
 // Returns the least step time of all cuts. Once there are too many cuts, it returns a bound from
 // then on.
-Expected<double> best_step_s(const cost::ModelCost& costs, const cost::Cluster& cluster,
-                             int micro_batches, schedule::ScheduleKind kind, bool& is_bound) {
+Expected<double> best_step_s(const plan::Costs& costs, schedule::ScheduleKind kind,
+                             bool& is_bound) {
   if (!is_bound) {
     DYNMO_ASSIGN(const std::optional<plan::SimulatedOptimum> best,
-                 plan::simulated_optimum(costs, cluster, micro_batches, kind));
+                 plan::simulated_optimum(costs, kind));
     if (best) return best->step_time_s;
     is_bound = true;
   }
-  return plan::step_time_bound_s(costs, cluster, micro_batches);
+  return plan::step_time_bound_s(costs);
 }
 
 // Returns whether simulated_optimum() knows all cuts for this kind.
@@ -60,17 +60,17 @@ Expected<Comparison> compare(const observe::RunHistory& baseline,
   for (std::size_t i = 0; i < steps; ++i) {
     const observe::StepEntry& step = baseline.sample()[i];
     DYNMO_ASSIGN(const plan::Evaluation evaluation,
-                 plan::evaluate(step.plan, costs_in(step), cluster, micro_batches));
+                 plan::evaluate(step.plan, {costs_in(step), cluster, micro_batches}));
     baseline_s += evaluation.step_time_s;
     if (given) {
       DYNMO_ASSIGN(
           const plan::Evaluation moved,
-          plan::evaluate(balanced.sample()[i].plan, given(step.step), cluster, micro_batches));
+          plan::evaluate(balanced.sample()[i].plan, {given(step.step), cluster, micro_batches}));
       balanced_s += moved.step_time_s;
     }
     if (!one_stage_a_rank(step.plan.schedule)) continue;
     DYNMO_ASSIGN(const double best,
-                 best_step_s(costs_in(balanced.sample()[i]), cluster, micro_batches,
+                 best_step_s({costs_in(balanced.sample()[i]), cluster, micro_batches},
                              step.plan.schedule, comparison.best_is_bound));
     best_s += best;
   }

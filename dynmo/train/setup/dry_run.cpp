@@ -179,11 +179,11 @@ Expected<Planned> plan_run(const config::Config& config, const cost::ModelCost& 
   plan::Plan plan = plan::make_plan(cut, first_schedule(config));
   DYNMO_TRY(plan::schedule_of(plan, micro_batches, 0));
   DYNMO_ASSIGN(plan, placed_by_hosts(plan, config, costs, cluster));
+  const plan::Costs replayed{costs, cluster, micro_batches};
   DYNMO_ASSIGN(const plan::LayerSet again,
                plan::recomputed_layers(plan::parse_recompute(config.pipeline.recompute).value(),
-                                       plan, costs, cluster, micro_batches));
-  DYNMO_ASSIGN(plan::Evaluation evaluation,
-               plan::evaluate_recomputed(plan, costs, cluster, micro_batches, again));
+                                       plan, replayed));
+  DYNMO_ASSIGN(plan::Evaluation evaluation, plan::evaluate_recomputed(plan, replayed, again));
   return Planned{std::move(plan), std::move(evaluation), static_cast<int>(again.size())};
 }
 

@@ -26,14 +26,12 @@ Expected<plan::Proposal> propose_first_plan(const config::Config& config,
                                             const cost::ModelCost& costs,
                                             const cost::Cluster& cluster) {
   const bool best = config.pipeline.schedule == "auto";
+  plan::BalanceProblem problem{{costs, cluster, static_cast<int>(config.batch.micro_batches)},
+                               first_schedule(config),
+                               static_cast<int>(config.pipeline.stages_per_rank)};
+  problem.recompute = plan::parse_recompute(config.pipeline.recompute).value();
   return plan::propose(
-      plan::parse_balancer(config.pipeline.balancer).value(),
-      {.model = costs,
-       .cluster = cluster,
-       .micro_batches = static_cast<int>(config.batch.micro_batches),
-       .schedule = first_schedule(config),
-       .stages_per_rank = static_cast<int>(config.pipeline.stages_per_rank),
-       .recompute = plan::parse_recompute(config.pipeline.recompute).value()},
+      plan::parse_balancer(config.pipeline.balancer).value(), problem,
       {.schedules = best ? plan::ScheduleChoice::kBest : plan::ScheduleChoice::kAsGiven,
        .rank_order = rank_order(config)});
 }
@@ -41,10 +39,8 @@ Expected<plan::Proposal> propose_first_plan(const config::Config& config,
 Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan, const config::Config& config,
                                      const cost::ModelCost& costs, const cost::Cluster& cluster) {
   if (plan::rank_order_in(cluster, rank_order(config)) == plan::RankOrder::kKeep) return plan;
-  return plan::place(plan, {.model = costs,
-                            .cluster = cluster,
-                            .micro_batches = static_cast<int>(config.batch.micro_batches),
-                            .schedule = plan.schedule});
+  return plan::place(
+      plan, {{costs, cluster, static_cast<int>(config.batch.micro_batches)}, plan.schedule});
 }
 
 Expected<void> check_cut(const std::vector<std::int64_t>& cut, int ranks, int layers) {
@@ -84,9 +80,7 @@ Expected<FirstPlan> first_plan(transport::Transport& transport, const ResolvedRu
   const int micro_batches = static_cast<int>(config.batch.micro_batches);
   if (!given) {
     const cost::ModelCost even{std::vector<cost::LayerCost>(made.layers.size())};
-    DYNMO_ASSIGN(
-        cut, plan::balance(plan::Balancer::kUniform,
-                           {.model = even, .cluster = cluster, .micro_batches = micro_batches}));
+    DYNMO_ASSIGN(cut, plan::balance(plan::Balancer::kUniform, {{even, cluster, micro_batches}}));
   }
   FirstPlan first{.plan = plan::make_plan(cut, schedule::ScheduleKind::k1F1B), .profiler = {}};
   runtime::PipelineOptions options = pipeline_options(run, 0, runtime::Balancing::kNever, cluster);
