@@ -6,7 +6,6 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/plan/chain_impl.h"
-#include "dynmo/plan/even_bound_impl.h"
 
 namespace dynmo::plan::internal {
 namespace {
@@ -44,17 +43,6 @@ class Probe {
       if (low_[at(s)] > high_[at(s)]) return false;
     }
     return true;
-  }
-
-  // Leaves rank s no starts outside windows[s]; false if one has none left.
-  [[nodiscard]] bool narrow(const std::vector<Window>& windows) {
-    bool left = true;
-    for (std::size_t s = 0; s < windows.size(); ++s) {
-      low_[s] = std::max(low_[s], windows[s].low);
-      high_[s] = std::min(high_[s], windows[s].high);
-      left = left && low_[s] <= high_[s];
-    }
-    return left;
   }
 
   [[nodiscard]] int low(int rank) const { return low_[at(rank)]; }
@@ -207,48 +195,29 @@ class LevelSolver {
   std::vector<int> rows_;        // starts that lead to the end
 };
 
-struct EvenCut {
-  std::vector<int> counts;
-  Wide squares = 0;
-};
-
-// The best cut whose starts lie in the probe's windows; nullopt: none does.
-std::optional<EvenCut> most_even_cut(const Chain& chain, const Probe& probe) {
+// Returns the best cut with `bottleneck` by the tie rule: least sum of squared times, then the
+// leftmost. Requires that there is one.
+std::vector<int> most_even_cut(const Chain& chain, Wide bottleneck) {
+  Probe probe(chain, bottleneck);
+  const bool any = probe.find_windows();
   const int ranks = chain.size();
   std::vector<Level> levels(at(ranks) + 1);
   levels.back() = {.low = chain.layers(), .best = {0}, .end = {-1}};
   for (int s = ranks - 1; s >= 0; --s) {
     levels[at(s)] = LevelSolver(chain, probe, s, levels[at(s) + 1]).solve();
   }
-  if (levels[0].best[0] == kInfinite) return std::nullopt;
-  EvenCut cut{.counts = {}, .squares = levels[0].best[0]};
+  DYNMO_CHECK(any && levels[0].best[0] != kInfinite, "a bottleneck that a cut has");
+  std::vector<int> counts;
   int start = 0;
   for (int s = 0; s < ranks; ++s) {
     const int end = levels[at(s)].end[at(start - levels[at(s)].low)];
-    cut.counts.push_back(end - start);
+    counts.push_back(end - start);
     start = end;
   }
-  return cut;
+  return counts;
 }
 
 }  // namespace
-
-std::optional<std::vector<int>> most_even_cut(const Chain& chain, Wide bottleneck, Windows use) {
-  Probe probe(chain, bottleneck);
-  if (!probe.find_windows()) return std::nullopt;
-  if (use == Windows::kNarrow) {
-    // A good cut bounds the sum; only starts that keep this bound are looked at then.
-    const EvenBound bound(chain);
-    Probe near = probe;
-    const auto good =
-        near.narrow(bound.near_divisible()) ? most_even_cut(chain, near) : std::nullopt;
-    const bool any = !good || probe.narrow(bound.within(good->squares));
-    DYNMO_CHECK(any, "the bound to leave the cut that it came from");
-  }
-  auto cut = most_even_cut(chain, probe);
-  if (!cut) return std::nullopt;
-  return std::move(cut->counts);
-}
 
 std::vector<std::int64_t> work_limits(const Chain& chain, Wide bottleneck) {
   std::vector<std::int64_t> limits;
@@ -323,8 +292,7 @@ std::optional<std::vector<int>> best_cut(const Chain& chain) {
       exactly_works(chain, bound)
           ? bound
           : smallest(bound + 1, most, [&](Wide t) { return exactly_works(chain, t); });
-  const Windows use = chain.recompute.empty() ? Windows::kNarrow : Windows::kAll;
-  return most_even_cut(chain, bottleneck, use);
+  return most_even_cut(chain, bottleneck);
 }
 
 namespace {

@@ -117,14 +117,6 @@ Wide smallest(Wide low, Wide high, Works works) {
 // cut fits the memory. Requires 1 <= size() <= layers().
 [[nodiscard]] std::optional<std::vector<int>> best_cut(const Chain& chain);
 
-// Selects the starts of a rank that the tie rule tries. With kNarrow, starts that a lower bound
-// excludes are omitted (same cut, less time). With kAll none is omitted, to test that.
-enum class Windows { kAll, kNarrow };
-// Returns the best cut with `bottleneck` by the tie rule: least sum of squared times, then the
-// leftmost. Returns nullopt if no cut has it.
-[[nodiscard]] std::optional<std::vector<int>> most_even_cut(const Chain& chain, Wide bottleneck,
-                                                            Windows use);
-
 // The missing memory of a chain that fits no cut. It is the least memory of a single rank (`rank`,
 // ties to the lowest) with the others unchanged. If no single rank suffices, it is the least bytes
 // added to every rank (rank -1).
