@@ -2,14 +2,13 @@
 #pragma once
 
 // The difference of two plans: the layers that change ranks, in an order that both sides derive
-// equally. Plans may differ only in the names of equal ranks. Then align() finds the nearest to
-// another plan.
+// equally. Plans may differ only in the names of equal ranks. Then align() (place.h) finds the
+// nearest to another plan.
 
 #include <vector>
 
 #include "dynmo/core/ids.h"
 #include "dynmo/core/units.h"
-#include "dynmo/cost/cluster.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
 
@@ -43,16 +42,5 @@ struct Migration {
 
 // Returns the rank of every layer.
 [[nodiscard]] std::vector<Rank> owners(const Plan& plan);
-
-// Returns `plan` with equal ranks (same speed, memory and node) permuted to minimize the bytes
-// moved from `from`. On a tie, most ranks keep their names. Only ranks of one node are exchanged,
-// so every message keeps its link, and the step time stays. An adaptive order is moved with its
-// rank.
-//
-// Exact (an assignment problem, O(n^3) for n equal ranks) up to 512 equal ranks. Beyond, it is
-// greedy: the pair that keeps most bytes first. Requires two valid plans over the layers of `model`
-// and the ranks of `cluster`.
-[[nodiscard]] Plan align(const Plan& plan, const Plan& from, const cost::Cluster& cluster,
-                         const cost::ModelCost& model);
 
 }  // namespace dynmo::plan

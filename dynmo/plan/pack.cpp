@@ -11,7 +11,7 @@
 #include <set>
 
 #include "dynmo/core/check.h"
-#include "dynmo/plan/migration.h"
+#include "dynmo/plan/place.h"
 
 namespace dynmo::plan {
 namespace {

@@ -41,4 +41,15 @@ inline constexpr int kMaxOrdered = 8;  // maximum ranks for which place() tries 
 // Returns whether two ranks of a cluster can differ in a property that affects a step's duration.
 [[nodiscard]] bool place_matters(const cost::Cluster& cluster);
 
+// Returns `plan` with equal ranks (same speed, memory and node) permuted to minimize the bytes
+// moved from `from`. On a tie, most ranks keep their names. Only ranks of one node are exchanged,
+// so every message keeps its link, and the step time stays. An adaptive order is moved with its
+// rank.
+//
+// Exact (an assignment problem, O(n^3) for n equal ranks) up to 512 equal ranks. Beyond, it is
+// greedy: the pair that keeps most bytes first. Requires two valid plans over the layers of `model`
+// and the ranks of `cluster`.
+[[nodiscard]] Plan align(const Plan& plan, const Plan& from, const cost::Cluster& cluster,
+                         const cost::ModelCost& model);
+
 }  // namespace dynmo::plan

@@ -3,9 +3,9 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <tuple>
 #include <utility>
 
+#include "dynmo/core/check.h"
 #include "dynmo/plan/assignment_impl.h"
 #include "dynmo/plan/place.h"
 #include "dynmo/plan/place_impl.h"
@@ -66,6 +66,28 @@ class Messages {
  private:
   std::vector<std::vector<Neighbour>> neighbours_;
 };
+
+// Prefers, of two assignments with equal scores, that which changes less.
+void prefer_diagonal(Scores& scores) {
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    for (Score& score : scores[i]) score *= static_cast<Score>(scores.size() + 1);
+    scores[i][i] += 1;
+  }
+}
+
+// Gives each position one of as many ranks, so that most bytes stay.
+void assign(Orders& order, const KeptBytes& kept, const std::vector<std::size_t>& positions,
+            const std::vector<Rank>& ranks) {
+  Scores scores(ranks.size(), std::vector<Score>(ranks.size(), 0));
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    for (std::size_t j = 0; j < ranks.size(); ++j) {
+      scores[i][j] = kept.at(positions[i], ranks[j].index());
+    }
+  }
+  prefer_diagonal(scores);
+  const std::vector<std::size_t> chosen = assignment(scores);
+  for (std::size_t i = 0; i < positions.size(); ++i) order[positions[i]] = ranks[chosen[i]];
+}
 
 class Orderer {
  public:
@@ -223,23 +245,7 @@ class Orderer {
     for (std::size_t i = 0; i < order.size(); ++i) {
       if (std::binary_search(from.begin(), from.end(), order[i])) positions.push_back(i);
     }
-    Scores scores(to.size(), std::vector<Score>(to.size(), 0));
-    for (std::size_t i = 0; i < positions.size(); ++i) {
-      for (std::size_t j = 0; j < to.size(); ++j) {
-        scores[i][j] = kept_.at(positions[i], to[j].index());
-      }
-    }
-    prefer_diagonal(scores);
-    const std::vector<std::size_t> chosen = assignment(scores);
-    for (std::size_t i = 0; i < positions.size(); ++i) result[positions[i]] = to[chosen[i]];
-  }
-
-  // Prefers, of two assignments with equal scores, that which changes less.
-  static void prefer_diagonal(Scores& scores) {
-    for (std::size_t i = 0; i < scores.size(); ++i) {
-      for (Score& score : scores[i]) score *= static_cast<Score>(scores.size() + 1);
-      scores[i][i] += 1;
-    }
+    assign(result, kept_, positions, to);
   }
 
   const Plan& plan_;
@@ -253,6 +259,24 @@ class Orderer {
 
 std::vector<Rank> order_by_messages(const Plan& plan, const BalanceProblem& problem) {
   return Orderer(plan, problem).best();
+}
+
+Plan align(const Plan& plan, const Plan& from, const cost::Cluster& cluster,
+           const cost::ModelCost& model) {
+  DYNMO_CHECK(plan.ranks == cluster.size() && from.ranks == cluster.size(),
+              "two plans for {} ranks, got {} and {}", cluster.size(), plan.ranks, from.ranks);
+  std::map<std::pair<Kind, int>, std::vector<std::size_t>> equal;
+  for (std::size_t r = 0; r < cluster.ranks.size(); ++r) {
+    equal[{kind_of(cluster.ranks[r]), cluster.ranks[r].node}].push_back(r);
+  }
+  const KeptBytes kept(plan, &from, model);
+  Orders names(cluster.ranks.size());
+  for (const auto& [kind, positions] : equal) {
+    std::vector<Rank> ranks;
+    for (const std::size_t r : positions) ranks.emplace_back(static_cast<std::int32_t>(r));
+    assign(names, kept, positions, ranks);
+  }
+  return renamed(plan, names);
 }
 
 }  // namespace dynmo::plan

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "dynmo/plan/cuts_impl.h"
-#include "dynmo/plan/migration.h"
 #include "dynmo/plan/place.h"
 #include "dynmo/schedule/adaptive.h"
 

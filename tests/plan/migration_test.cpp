@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "dynmo/plan/place.h"
 #include "dynmo/plan/propose.h"
 #include "tests/plan/cuts.h"
 
