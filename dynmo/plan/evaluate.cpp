@@ -73,10 +73,7 @@ Expected<void> check_duration(const Costs& costs, std::size_t stages) {
 
 void add_measures(Evaluation& evaluation, const Plan& plan, const Costs& costs) {
   const std::vector<double> work = cost::layer_work_s(costs.model, costs.micro_batches);
-  double speeds = 0;
-  for (const cost::ClusterRank& rank : costs.cluster.ranks) speeds += rank.speed;
-  evaluation.ideal_step_time_s =
-      costs.micro_batches * std::accumulate(work.begin(), work.end(), 0.0) / speeds;
+  evaluation.ideal_step_time_s = ideal_step_s(costs);
   const std::vector<double> times = rank_times_s(plan, costs);
   evaluation.bottleneck_s = *std::max_element(times.begin(), times.end());
   const double mean = std::accumulate(times.begin(), times.end(), 0.0) / plan.ranks;
@@ -110,6 +107,13 @@ std::vector<sim::StageCost> stage_costs(const Plan& plan, const cost::ModelCost&
                                               cluster.replicas, cluster.between_replicas);
   }
   return costs;
+}
+
+double ideal_step_s(const Costs& costs) {
+  double speeds = 0;
+  for (const cost::ClusterRank& rank : costs.cluster.ranks) speeds += rank.speed;
+  const std::vector<double> work = cost::layer_work_s(costs.model, costs.micro_batches);
+  return costs.micro_batches * std::accumulate(work.begin(), work.end(), 0.0) / speeds;
 }
 
 std::vector<double> rank_times_s(const Plan& plan, const Costs& costs) {

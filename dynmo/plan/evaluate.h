@@ -44,6 +44,9 @@ struct Evaluation {
                                                       const cost::ModelCost& model,
                                                       const cost::Cluster& cluster);
 
+// Returns the time of a step whose work is spread evenly over the speeds of all ranks.
+[[nodiscard]] double ideal_step_s(const Costs& costs);
+
 // Returns each rank's work of a micro-batch / its speed, with update_s / micro_batches.
 [[nodiscard]] std::vector<double> rank_times_s(const Plan& plan, const Costs& costs);
 
