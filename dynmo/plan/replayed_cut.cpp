@@ -6,8 +6,8 @@
 #include "dynmo/core/units.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/plan.h"
-#include "dynmo/plan/replayed_cut_impl.h"
 #include "dynmo/plan/replayer_impl.h"
+#include "dynmo/plan/search_impl.h"
 
 namespace dynmo::plan::internal {
 namespace {

@@ -3,7 +3,6 @@
 
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/cuts_impl.h"
-#include "dynmo/plan/replayed_cut_impl.h"
 #include "dynmo/plan/search_impl.h"
 
 namespace dynmo::plan::internal {
