@@ -1,23 +1,130 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <type_traits>
+#include <variant>
 
 #include "apps/dynmo/command.h"
-#include "apps/dynmo/plan_question.h"
 #include "apps/dynmo/terminal.h"
+#include "dynmo/config/config.h"
 #include "dynmo/core/files.h"
+#include "dynmo/data/dataset.h"
 #include "dynmo/observe/plan_report.h"
 #include "dynmo/observe/trace.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/place.h"
+#include "dynmo/plan/question/asked.h"
 #include "dynmo/plan/question/emit.h"
-#include "dynmo/plan/question/question.h"
+#include "dynmo/schedule/check.h"
+#include "dynmo/schedule/lowering.h"
 
 namespace dynmo::app {
 namespace {
+
+struct PlanFlags {
+  plan::Asked asked;
+  std::optional<std::string> out;
+  std::optional<std::string> trace;
+  std::optional<std::string> emit_to;
+  bool json = false;
+};
+
+// The vocabulary of the config's decoder, as a training finds it.
+Expected<std::int64_t> vocabulary_of(const config::Config& config, const std::string& path) {
+  if (config.model.shape.vocabulary > 0) return config.model.shape.vocabulary;
+  if (config.data.vocabulary > 0) return config.data.vocabulary;
+  if (config.data.path.empty()) {
+    return make_error(ErrorCode::kBadInput,
+                      "{}: model.vocabulary is 0, that of the data, and data.path is not set: "
+                      "wanted one of them",
+                      path);
+  }
+  DYNMO_ASSIGN(const data::DatasetDescription data, data::read_description(config.data.path));
+  return data.vocabulary;
+}
+
+// Takes from a training's config what the flags left open.
+Expected<void> take_config(plan::Asked& asked) {
+  if (!asked.config) return {};
+  config::Config config;
+  DYNMO_TRY(config::apply_file(config, *asked.config));
+  const auto valid = config::validate(config);
+  if (!valid) {
+    return make_error(ErrorCode::kBadInput, "{}: {}", *asked.config, valid.error().message);
+  }
+  if (!asked.cluster && !asked.ranks) {
+    if (config.pipeline.ranks == 0) {
+      return make_error(ErrorCode::kBadInput,
+                        "{}: pipeline.ranks is 0, the usable cores of a host: wanted --ranks N or "
+                        "--cluster CLUSTER.json",
+                        *asked.config);
+    }
+    asked.ranks = config.pipeline.ranks;
+  }
+  if (!asked.memory && !asked.cluster && config.pipeline.memory > Bytes{0}) {
+    asked.memory = fmt::format("{}", config.pipeline.memory.value);
+  }
+  const auto take = [](auto& flag, const auto& value) {
+    if (!flag) flag = value;
+  };
+  take(asked.micro_batches, config.batch.micro_batches);
+  take(asked.balancer, config.pipeline.balancer);
+  take(asked.schedule, config.pipeline.schedule);
+  take(asked.recompute, config.pipeline.recompute);
+  DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(config, *asked.config));
+  asked.shape = config::transformer_shape(config, vocabulary);
+  asked.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
+  return {};
+}
+
+// Refuses the flags that cannot change the answer to this question.
+Expected<void> check_effects(const plan::Asked& given, const plan::Question& question) {
+  const cost::Cluster& cluster = question.cluster;
+  const bool bounded = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
+    return rank.memory < cost::kUnlimitedMemory;
+  });
+  constexpr std::string_view kBounded =
+      "--memory, --device or a --cluster whose ranks have memory_bytes";
+  return check_flags({
+      {"--place", given.place, plan::place_matters(cluster),
+       "a --cluster of unlike ranks or links"},
+      {"--pack", given.pack, cluster.size() > 1, "more than one of --ranks"},
+      {"--head-room", given.head_room.value_or(0) > 0, bounded, kBounded},
+      {"--recompute auto", given.recompute == "auto", bounded, kBounded},
+  });
+}
+
+// The plan in force. One whose order cannot run is shown with the place where it stops.
+Expected<void> read_from(const std::string& path, plan::Question& question) {
+  DYNMO_ASSIGN(const plan::Plan from, plan::read_plan(path));
+  auto set = plan::set_from(question, from, path);
+  if (!set) {
+    const auto broken = plan::broken_order(from, question);
+    if (broken) print_error_text(schedule::explain(*broken) + "\n");
+  }
+  return set;
+}
+
+// Reads the question. Returns kBadInput with the flag or the file.
+Expected<plan::Question> read_question(const PlanFlags& flags) {
+  plan::Asked asked = flags.asked;
+  if (flags.emit_to && !asked.form) {
+    return make_error(ErrorCode::kBadInput, "--emit-to goes with --emit");
+  }
+  DYNMO_TRY(take_config(asked));
+  DYNMO_ASSIGN(plan::Question question, plan::question_of(asked, plan::Spelling::kFlag));
+  DYNMO_TRY(check_effects(flags.asked, question));
+  if (asked.from) DYNMO_TRY(read_from(*asked.from, question));
+  return question;
+}
 
 Expected<void> write_trace(const std::string& path, const plan::Evaluation& evaluation) {
   const std::vector<observe::TraceProcess> processes = {
@@ -50,27 +157,27 @@ std::string emitted_line(const plan::Emitted& emitted, const PlanFlags& flags) {
   for (const plan::EmittedFile& file : emitted.files) {
     paths.push_back(emitted_path(flags, file.name));
   }
-  return fmt::format("\n{:<16}{}: {}\n", *flags.emit, fmt::join(paths, ", "), emitted.note);
+  return fmt::format("\n{:<16}{}: {}\n", *flags.asked.form, fmt::join(paths, ", "), emitted.note);
 }
 
 Expected<void> check_files(const PlanFlags& flags) {
   const auto path = [](const std::optional<std::string>& given) { return given.value_or(""); };
   std::vector<UsedFile> written = {{"--trace", path(flags.trace)}};
-  const auto form = plan::parse_emit_form(path(flags.emit));
+  const auto form = plan::parse_emit_form(path(flags.asked.form));
   if (form) {  // read_question() refuses any other
     for (const std::string_view name : plan::emitted_names(*form)) {
       written.push_back({"--emit", emitted_path(flags, name)});
     }
   }
-  std::vector<UsedFile> all = {{"PROFILE", path(flags.profile)},
-                               {"--model", path(flags.model)},
-                               {"--config", path(flags.config)},
-                               {"--cluster", path(flags.cluster)},
+  std::vector<UsedFile> all = {{"PROFILE", path(flags.asked.profile)},
+                               {"--model", path(flags.asked.model)},
+                               {"--config", path(flags.asked.config)},
+                               {"--cluster", path(flags.asked.cluster)},
                                {"--out", path(flags.out)}};
   all.insert(all.end(), written.begin(), written.end());
   DYNMO_TRY(check_one_use(all));
   // The new plan may replace the old one.
-  written.insert(written.begin(), {"--from", path(flags.from)});
+  written.insert(written.begin(), {"--from", path(flags.asked.from)});
   return check_one_use(written);
 }
 
@@ -103,87 +210,20 @@ Expected<int> run_plan_command(const PlanFlags& flags) {
   return done;
 }
 
-void add_model_options(CLI::App& command, PlanFlags& flags) {
-  command
-      .add_option("profile", flags.profile, "Costs of every layer, as `dynmo train` writes them")
-      ->option_text("PROFILE.json");
-  command.add_option("--model", flags.model, "Instead: a Hugging Face config.json or its folder")
-      ->option_text("CONFIG.json");
-  command
-      .add_option("--config", flags.config,
-                  "Instead: the config of a training; its ranks, schedule, balancer, memory and "
-                  "micro-batches hold where no flag says otherwise")
-      ->option_text("RUN.toml");
-  command.add_option("--device", flags.device,
-                     "What --model or --config runs on: h200, h100, a100, cpu");
-  command.add_option("--sequence", flags.sequence, "Tokens of a sequence, with --model");
-  command.add_option("--micro-batch-size", flags.micro_batch_size,
-                     "Sequences of a micro-batch, with --model; default 1");
-  command.add_option("--head-slices", flags.head_slices,
-                     "Layers that the head is cut into, with --model or --config; default 1");
-  command.add_option("--tensor-parallel", flags.tensor_parallel,
-                     "Devices of a rank, with --model; default 1. Each has a part of every matrix, "
-                     "and ranks are in nodes of the device");
-  command.add_option("--optimizer-shards", flags.optimizer_shards,
-                     "Replicas that divide the optimizer's state, with --model; default 1");
-  command.add_option("--ranks", flags.ranks,
-                     "Equal ranks; with --device its links inside a node, else no latency and "
-                     "unlimited bandwidth");
-  command.add_option("--memory", flags.memory,
-                     "Memory of each of --ranks, such as 80GiB; default unlimited, with --device "
-                     "the device's");
-  command.add_option(
-      "--head-room", flags.head_room,
-      "Share of every rank's memory to leave free; default 0.1 of a device's, else 0");
-  command.add_option("--cluster", flags.cluster, "Instead of --ranks: ranks, nodes and links")
-      ->option_text("CLUSTER.json");
-}
-
-std::vector<std::string_view> balancer_names() {
-  std::vector<std::string_view> names;
-  for (const plan::Balancer balancer : plan::balancers()) names.push_back(plan::name(balancer));
-  return names;
-}
-
-std::vector<std::string_view> schedule_names() {
-  std::vector<std::string_view> names;
-  for (const auto& kind : schedule::schedule_kinds()) names.push_back(kind.name);
-  return names;
-}
-
-std::vector<std::string_view> emit_form_names() {
-  std::vector<std::string_view> names;
-  for (const plan::EmitForm form : plan::emit_forms()) names.push_back(plan::name(form));
-  return names;
-}
-
-void add_plan_options(CLI::App& command, PlanFlags& flags) {
-  command.add_option("--granularity", flags.granularity,
-                     "What moves on its own: half (attention, MLP, slices of the head) or block; "
-                     "default block with --emit torchtitan or megatron, else half");
-  command.add_option("--micro-batches", flags.micro_batches, "Micro-batches of a step")
-      ->default_str(std::to_string(kMicroBatches));
-  command
-      .add_option("--balancer", flags.balancer,
-                  fmt::format("{}", fmt::join(balancer_names(), ", ")))
-      ->default_str(kBalancer);
-  command
-      .add_option("--schedule", flags.schedule,
-                  fmt::format("{}, or auto for the best", fmt::join(schedule_names(), ", ")))
-      ->default_str(kSchedule);
-  command.add_option(
-      "--recompute", flags.recompute,
-      "Layers that run forward again instead of keeping activations: none, whole (all), "
-      "or auto: as few as the memory asks for; default auto with --model, else none");
-  command.add_option("--from", flags.from, "The plan in force: what moves, and what it gains")
-      ->option_text("PLAN.json");
-  command.add_flag("--place", flags.place,
-                   "Let ranks take any position, so that neighbours share nodes and the step is "
-                   "shortest; without it they keep the order of the cluster");
-  command.add_flag("--pack", flags.pack, "Use as few ranks as the step time allows");
-  command.add_option("--slack", flags.slack,
-                     "With --pack: how much longer a step may take, 0.05 for 5 %; default 0");
-  command.add_option("--evaluations", flags.evaluations, "Effort of the search; default about 1 s");
+void add_question_options(CLI::App& command, plan::Asked& asked) {
+  for (const plan::Option& option : plan::options_of(asked)) {
+    const std::string flag(option.flag);
+    const auto add = [&](auto* value) {
+      if constexpr (std::is_same_v<decltype(value), bool*>) {
+        return command.add_flag(flag, *value, option.help);
+      } else {
+        return command.add_option(flag, *value, option.help);
+      }
+    };
+    CLI::Option* added = std::visit(add, option.value);
+    if (!option.shown.empty()) added->default_str(std::string(option.shown));
+    if (!option.placeholder.empty()) added->option_text(std::string(option.placeholder));
+  }
 }
 
 }  // namespace
@@ -192,16 +232,10 @@ void add_plan_command(CLI::App& app, Command& chosen) {
   CLI::App* command =
       app.add_subcommand("plan", "Plan which rank runs which layers, and in which order");
   const auto flags = std::make_shared<PlanFlags>();
-  add_model_options(*command, *flags);
-  add_plan_options(*command, *flags);
+  add_question_options(*command, flags->asked);
   command->add_option("--out", flags->out, "Write the plan")->option_text("PLAN.json");
   command->add_option("--trace", flags->trace, "Write the step for Perfetto")
       ->option_text("TRACE.json");
-  command
-      ->add_option("--emit", flags->emit,
-                   fmt::format("Write the plan for others, and find one that they can say: {}",
-                               fmt::join(emit_form_names(), ", ")))
-      ->option_text("FORM");
   command->add_option("--emit-to", flags->emit_to, "The folder for --emit; default this one")
       ->option_text("FOLDER");
   command->add_flag("--json", flags->json, "Print the plan as JSON and nothing else");

@@ -6,8 +6,6 @@
 namespace dynmo::cost {
 namespace {
 
-constexpr std::int64_t kMaxShards = 1 << 16;
-
 Expected<void> check_part(std::string_view field, std::int64_t value, std::int64_t most,
                           std::string_view why) {
   if (value >= 1 && value <= most) return {};
@@ -43,7 +41,7 @@ void add_collectives(LayerCost& cost, LayerKind kind, double collective_s) {
 Expected<void> validate(const Parallelism& parallelism, const Device& device) {
   DYNMO_TRY(check_part("tensor_parallel", parallelism.tensor, device.devices_per_node,
                        fmt::format(", the devices of a node of {}", device.name)));
-  return check_part("optimizer_shards", parallelism.optimizer_shards, kMaxShards, "");
+  return check_part("optimizer_shards", parallelism.optimizer_shards, kMaxOptimizerShards, "");
 }
 
 Expected<ModelCost> parallel_costs(const std::vector<LayerWork>& work, double hidden_bytes,

@@ -13,6 +13,8 @@
 
 namespace dynmo::cost {
 
+inline constexpr std::int64_t kMaxOptimizerShards = 1 << 16;
+
 struct Parallelism {
   // Devices of a rank, all in one node. Each has a part of every matrix (tensor parallelism,
   // Shoeybi et al., arXiv 1909.08053) and of the tokens between them (sequence parallelism,
@@ -24,7 +26,7 @@ struct Parallelism {
 };
 
 // Checks a parallelism. Returns kBadInput with the field if `tensor` is not from 1 to the devices
-// of a node, or `optimizer_shards` is not from 1 to 65536.
+// of a node, or `optimizer_shards` is not from 1 to kMaxOptimizerShards.
 [[nodiscard]] Expected<void> validate(const Parallelism& parallelism, const Device& device);
 
 // Returns the costs of layers at the utilization of the device. Bytes are those of one device of

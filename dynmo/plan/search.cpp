@@ -245,7 +245,7 @@ void anneal_portfolio(const SearchProblem& problem, const SearchOptions& options
 Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& options) {
   DYNMO_TRY(cost::validate(problem.model, problem.micro_batches));
   DYNMO_TRY(cost::validate(problem.cluster));
-  if (options.evaluations >= 0 && options.evaluations <= std::int64_t{1} << 40) return {};
+  if (options.evaluations >= 0 && options.evaluations <= kMaxEvaluations) return {};
   return make_error(ErrorCode::kBadInput, "evaluations is {}, wanted 0 to 2^40",
                     options.evaluations);
 }

@@ -30,6 +30,8 @@ struct SearchProblem : Costs {
   const Plan* current = nullptr;  // the plan in force, a candidate; nullptr: none
 };
 
+inline constexpr std::int64_t kMaxEvaluations = std::int64_t{1} << 40;
+
 struct SearchOptions {
   // Effort of the annealing. One evaluation is 1,536 actions placed by the list scheduler. That is
   // one run over 8 ranks of two stages and 32 micro-batches. So the time is about proportional to

@@ -47,12 +47,12 @@ def _from_mapping(costs: Mapping[str, Any]) -> dict[str, Any]:
     if "model_type" in costs:
         return {"config": dict(costs)}
     if "layers" in costs:
-        return {"profile": {"format": FORMAT, **costs}}
-    return {"profile": {"format": FORMAT, "layers": _layers_of_columns(costs)}}
+        return {"costs": {"format": FORMAT, **costs}}
+    return {"costs": {"format": FORMAT, "layers": _layers_of_columns(costs)}}
 
 
 def question_of(costs: Any) -> dict[str, Any]:
-    """Returns the key `profile` or `config` of a question."""
+    """Returns the key `costs` or `config` of a question."""
     if isinstance(costs, (str, os.PathLike)):
         costs = read_json(costs)
     elif hasattr(costs, "to_dict") and hasattr(costs, "columns"):  # a DataFrame
@@ -64,5 +64,5 @@ def question_of(costs: Any) -> dict[str, Any]:
     if isinstance(costs, Mapping):
         return _from_mapping(costs)
     if isinstance(costs, (list, tuple)):
-        return {"profile": {"format": FORMAT, "layers": [dict(layer) if isinstance(layer, Mapping) else layer for layer in costs]}}
+        return {"costs": {"format": FORMAT, "layers": [dict(layer) if isinstance(layer, Mapping) else layer for layer in costs]}}
     raise BadInputError(f"costs are of type {type(costs).__name__}, {WANTED}")

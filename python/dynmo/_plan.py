@@ -176,6 +176,7 @@ def plan(
     head_room: Optional[float] = None,
     current: Any = None,
     recompute: Optional[str] = None,
+    place: bool = False,
     pack: bool = False,
     slack: Optional[float] = None,
     evaluations: Optional[int] = None,

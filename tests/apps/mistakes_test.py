@@ -93,7 +93,7 @@ PLAN = [
     ("plan --model config.json --device h100 --sequence 4096 --ranks 2", 2, "4096"),
     ("plan --model nowhere --device h100 --sequence 64 --ranks 2", 2, "nowhere"),
     ("plan --model bert.json --device h100 --sequence 64 --ranks 2", 2, "bert.json", "bert"),
-    ("plan profile.json --device h100 --ranks 2", 2, "go with --model"),
+    ("plan profile.json --device h100 --ranks 2", 2, "--device goes with --model or --config, not with a profile"),
     ("plan profile.json --ranks 2 --memory lots", 2, "--memory"),
     ("plan profile.json --ranks 2 --memory 0", 2, "--memory is 0, wanted more than 0, such as 80GiB"),
     ("plan profile.json --ranks 2 --memory 1KiB", 3, "memory"),

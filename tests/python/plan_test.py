@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """dynmo.plan gives the answer of `dynmo plan`, byte for byte, and shows it."""
 import doctest
+import inspect
 import itertools
 import json
 import random
@@ -170,6 +171,13 @@ class Plan(Case):
         self.assertGreater(counted, 10000)
 
 
+    def test_has_the_options_of_the_program(self):
+        flags = set(re.findall(r"^ +--([a-z-]+)", self.program("plan", "--help"), re.MULTILINE))
+        own = {"help", "config", "out", "trace", "emit-to", "json"}  # of the program alone
+        names = {"model": "costs", "from": "current", "emit": "form"}
+        self.assertEqual({names.get(flag, flag.replace("-", "_")) for flag in flags - own}, set(inspect.signature(dynmo.plan).parameters))
+
+
 class Compare(Case):
     def test_has_the_plan_of_each_balancer(self):
         compared = dynmo.compare(UNEVEN, 3, balancers=["uniform", "time"], schedule="1f1b")
@@ -194,9 +202,9 @@ class BadInput(Case):
         bad = {**UNEVEN, "layers": [{**UNEVEN["layers"][0], "forward_s": -1}]}
         for text, costs, options in [
             ("wanted ranks=N or cluster=", UNEVEN, {}),
-            ("ranks and cluster are both given", UNEVEN, {"ranks": 2, "cluster": {}}),
-            ("/ranks", UNEVEN, {"ranks": 0}),
-            ("/micro_batches", UNEVEN, {"ranks": 2, "micro_batches": 0}),
+            ("both ranks and cluster were given", UNEVEN, {"ranks": 2, "cluster": {}}),
+            ("ranks is 0", UNEVEN, {"ranks": 0}),
+            ("micro_batches is 0", UNEVEN, {"ranks": 2, "micro_batches": 0}),
             ("/layers/0/forward_s", bad, {"ranks": 1}),
             ("speed", UNEVEN, {"cluster": {"format": "dynmo-cluster-1", "ranks": [{"speed": 0}]}}),
             ("optimal", UNEVEN, {"ranks": 2, "balancer": "optimum"}),
@@ -204,7 +212,7 @@ class BadInput(Case):
             ("device", LLAMA, {"ranks": 2}),
             ("device goes with", UNEVEN, {"ranks": 2, "device": "h100"}),
             ("slack goes with pack", UNEVEN, {"ranks": 2, "slack": 0.5}),
-            ("evaluations goes with balancer='search'", UNEVEN, {"ranks": 2, "balancer": "optimal", "evaluations": 9}),
+            ("evaluations does nothing here: wanted balancer='search'", UNEVEN, {"ranks": 2, "balancer": "optimal", "evaluations": 9}),
             ("head_room is 1", UNEVEN, {"ranks": 2, "head_room": 1.0}),
             ("memory", UNEVEN, {"ranks": 2, "memory": "80 apples"}),
             ("current", UNEVEN, {"ranks": 1, "current": dynmo.plan(profile([1e-3]), 1)}),

@@ -82,7 +82,7 @@ class Checked(unittest.TestCase):
         """The other two read a file for a command that trains nothing."""
         found = [str(path.relative_to(ROOT)) for folder in ("dynmo/train", "apps/dynmo") for path in sorted((ROOT / folder).rglob("*.cpp"))
                  for line in path.read_text().splitlines() if CHECK.search(line)]
-        self.assertEqual(found, ["dynmo/train/setup/resolved_run.cpp", "apps/dynmo/config_command.cpp", "apps/dynmo/plan_question.cpp"])
+        self.assertEqual(found, ["dynmo/train/setup/resolved_run.cpp", "apps/dynmo/config_command.cpp", "apps/dynmo/plan_command.cpp"])
 
 
 if __name__ == "__main__":

@@ -249,12 +249,6 @@ cost::Cluster ranks_in_nodes(int ranks, std::int64_t tensor, Bytes memory,
   return cluster;
 }
 
-Expected<void> check_count(std::string_view what, std::int64_t value, std::int64_t max) {
-  if (value >= 1 && value <= max) return {};
-  return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", what,
-                    value, max);
-}
-
 }  // namespace
 
 Expected<void> set_shape(Question& question, const cost::TransformerShape& shape,
@@ -334,10 +328,7 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room) {
   question.ranks_key = "--cluster with its first ranks only:";
   question.head_room = head_room.value_or(0);
-  // A share out of range is for validate() to refuse.
-  const bool possible = question.head_room >= 0 && question.head_room < 1;
-  question.cluster =
-      possible ? cost::with_head_room(std::move(cluster), question.head_room) : std::move(cluster);
+  question.cluster = cost::with_head_room(std::move(cluster), question.head_room);
 }
 
 std::optional<schedule::Schedule> broken_order(const Plan& plan, const Question& question) {
@@ -369,23 +360,6 @@ Expected<void> set_from(Question& question, Plan from, std::string_view origin) 
                       schedule::find_fault(*broken)->message);
   }
   question.from = std::move(from);
-  return {};
-}
-
-Expected<void> validate(const Question& question) {
-  DYNMO_TRY(check_count("micro_batches", question.micro_batches, 1 << 16));
-  DYNMO_TRY(check_count("evaluations", question.evaluations, std::int64_t{1} << 40));
-  if (!(question.head_room >= 0 && question.head_room < 1)) {
-    return make_error(ErrorCode::kBadInput,
-                      "head_room is {}, wanted a share of the memory from 0 to less than 1, such "
-                      "as 0.1",
-                      question.head_room);
-  }
-  if (!(question.slack >= 0 && std::isfinite(question.slack))) {
-    return make_error(ErrorCode::kBadInput,
-                      "slack is {}, wanted 0 or more, such as 0.05 for 5 % more time a step",
-                      question.slack);
-  }
   return {};
 }
 

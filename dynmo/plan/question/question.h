@@ -86,7 +86,7 @@ inline constexpr double kDeviceHeadRoom = 0.1;
 void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
                const std::optional<cost::Device>& device, std::optional<double> head_room);
 
-// Sets the ranks of a cluster file. Without a head-room it is 0.
+// Sets the ranks of a cluster file. Without a head-room it is 0. Requires 0 <= head_room < 1.
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room);
 
 // Sets the layers that move on their own. "half" keeps the model's layers. "block" joins them to
@@ -102,9 +102,6 @@ void set_cluster(Question& question, cost::Cluster cluster, std::optional<double
 // Returns the lowered order of an adaptive plan that cannot run, or none for other plans.
 [[nodiscard]] std::optional<schedule::Schedule> broken_order(const Plan& plan,
                                                              const Question& question);
-
-// Checks a question. Returns kBadInput with the field for numbers out of range.
-[[nodiscard]] Expected<void> validate(const Question& question);
 
 // The cost of joining the slices of the head.
 struct JoinedHead {
@@ -125,7 +122,8 @@ struct Answer {
 };
 
 // Answers a question. Returns the errors of propose(), pack() and, with a form, check_emit().
-// Requires a valid question.
+// Requires
+// numbers within their limits (asked.h).
 [[nodiscard]] Expected<Answer> answer(const Question& question);
 
 // Returns the answer's plan for emit(), with the layers that it places. It refers to both.
