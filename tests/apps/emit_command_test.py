@@ -47,6 +47,19 @@ class Emitted(Case):
         self.emit("torchtitan", *several)
         self.assertEqual(json.loads((self.folder / "plan/torchtitan.json").read_text())["parallelism"]["tensor_parallel_degree"], 4)
 
+    def test_for_megatron_of_sizes_that_it_cannot_divide_is_refused(self):
+        self.write("config.json", {**LLAMA, "num_attention_heads": 24, "num_key_value_heads": 4, "hidden_size": 1536})
+        emit = ["--emit", "megatron", "--emit-to", "plan", *self.search]
+        self.assert_error(self.run_plan(*self.words, *emit, "--tensor-parallel", 3), 2, "tensor_parallel is 3", "cannot divide 4 key-value heads",
+                          "plan with tensor_parallel 2")
+        self.assertFalse((self.folder / "plan/megatron.args").exists())
+        self.assertEqual(self.run_plan(*self.words, *emit, "--tensor-parallel", 8).returncode, 0)  # two devices share a head
+        odd = [1001 if word == 1024 else word for word in self.words]
+        self.assert_error(self.run_plan(*odd, *emit, "--tensor-parallel", 2), 2, "cannot divide 1001 tokens of a sequence")
+        self.write("config.json", {**LLAMA, "intermediate_size": 2818})
+        self.assert_error(self.run_plan(*self.words, *emit, "--tensor-parallel", 4), 2, "cannot divide 2818 columns of an MLP")
+        self.assertEqual(self.run_plan(*self.words, "--tensor-parallel", 4, *self.search).returncode, 0)
+
     def test_of_halves_is_refused_in_a_line(self):
         for form in ["torchtitan", "megatron"]:
             self.assert_error(self.run_plan(*self.words, "--emit", form, "--granularity", "half", "--balancer", "time", "--schedule", "1f1b"),

@@ -238,5 +238,55 @@ TEST(Emit, IsRefusedWhereAScheduleOrPackingWasAskedFor) {
   EXPECT_NE(packed.error().message.find("is idle"), std::string::npos) << packed.error().message;
 }
 
+// Megatron-Core 0.16: heads, columns and tokens are multiples of the devices, and key-value heads a
+// multiple or a divisor.
+TEST(Emit, IsRefusedForSizesThatMegatronCannotDivide) {
+  const auto divides = [](const cost::DecoderShape& shape, std::int64_t devices) {
+    const bool groups = shape.kv_heads % devices == 0 || devices % shape.kv_heads == 0;
+    return groups && shape.heads % devices == 0 && shape.intermediate % devices == 0 &&
+           shape.sequence % devices == 0;
+  };
+  const cost::ModelCost model = blocks_model(6);
+  const Plan plan = make_plan({4, 4}, ScheduleKind::k1F1B);
+  int refused = 0;
+  for (std::uint64_t seed = 0; seed < samples(400U); ++seed) {
+    Rng rng(mix_key({0x3E6A, seed}));
+    cost::DecoderShape shape;
+    shape.kv_heads = pick(rng, 1, 8);
+    shape.heads = shape.kv_heads * pick(rng, 1, 8);
+    shape.intermediate = 4 * pick(rng, 1, 60);
+    shape.sequence = 2 * pick(rng, 1, 60);
+    const std::int64_t devices = pick(rng, 1, 8);
+    const EmitProblem problem{
+        .plan = plan, .model = model, .parallelism = {.tensor = devices}, .shape = shape};
+    const auto checked = check_emit(EmitForm::kMegatron, problem);
+    ASSERT_EQ(checked.has_value(), divides(shape, devices)) << "seed " << seed;
+    EXPECT_TRUE(check_emit(EmitForm::kTorchtitan, problem));
+    if (checked) continue;
+    ++refused;
+    const std::string& text = checked.error().message;
+    const std::int64_t other = std::stoll(text.substr(text.rfind(' ')));
+    EXPECT_TRUE(other < devices && divides(shape, other)) << text;
+  }
+  EXPECT_GT(refused, 100);
+  cost::DecoderShape qwen;  // of Qwen2.5 0.5B
+  qwen.heads = 14;
+  qwen.kv_heads = 2;
+  qwen.intermediate = 4864;
+  qwen.sequence = 4095;
+  const auto text = [&](std::int64_t devices) {
+    const auto checked = check_divided(EmitForm::kMegatron, qwen, {.tensor = devices});
+    return checked ? "" : checked.error().message;
+  };
+  EXPECT_EQ(text(7),
+            "megatron: tensor_parallel is 7, and Megatron-Core cannot divide 2 key-value heads "
+            "evenly by it: plan with tensor_parallel 1");
+  EXPECT_EQ(text(2),
+            "megatron: tensor_parallel is 2, and Megatron-Core cannot divide 4095 tokens of a "
+            "sequence evenly by it: plan with tensor_parallel 1");
+  qwen.sequence = 4096;
+  EXPECT_EQ(text(2), "");
+}
+
 }  // namespace
 }  // namespace dynmo::plan

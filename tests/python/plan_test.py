@@ -171,6 +171,13 @@ class Plan(Case):
         self.assertGreater(counted, 10000)
 
 
+    def test_of_sizes_that_megatron_cannot_divide_is_not_emitted(self):
+        sizes = {"ranks": 2, "device": "h100", "sequence": 1024, "tensor_parallel": 3, **QUICK}
+        costs = {**LLAMA, "num_attention_heads": 24, "num_key_value_heads": 4, "hidden_size": 1536}
+        wanted = "tensor_parallel is 3, and Megatron-Core cannot divide 4 key-value heads evenly by it: plan with tensor_parallel 2"
+        self.assert_refused(dynmo.BadInputError, wanted, dynmo.plan, costs, form="megatron", **sizes)
+        self.assert_refused(dynmo.BadInputError, wanted, dynmo.plan(costs, granularity="block", **sizes).emit, "megatron")
+
     def test_has_the_options_of_the_program(self):
         flags = set(re.findall(r"^ +--([a-z-]+)", self.program("plan", "--help"), re.MULTILINE))
         own = {"help", "config", "out", "trace", "emit-to", "json"}  # of the program alone

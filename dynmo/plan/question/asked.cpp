@@ -277,6 +277,7 @@ Expected<Question> question_of(const Asked& asked, Spelling spelling) {
   DYNMO_TRY(set_costs(question, asked));
   if (asked.form) {
     DYNMO_ASSIGN(question.form, parse_emit_form(*asked.form));
+    DYNMO_TRY(check_divided(*question.form, question.shape, question.parallelism));
   }
   DYNMO_TRY(set_granularity(question, asked.granularity));
   if (asked.recompute) {

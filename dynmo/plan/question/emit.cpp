@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -157,7 +158,22 @@ Expected<void> check_placement(EmitForm form, const Plan& plan) {
       form == EmitForm::kMegatron ? "1f1b or interleaved" : "1f1b, interleaved, zb-h1 or zb-v");
 }
 
+// A size and its noun, or none if all sizes can be divided.
+std::optional<std::pair<std::int64_t, std::string_view>> undivided(const cost::DecoderShape& shape,
+                                                                   std::int64_t devices) {
+  const bool groups = shape.kv_heads > 0 && devices % shape.kv_heads == 0;  // share a head
+  for (const auto& [size, noun] :
+       {std::pair<std::int64_t, std::string_view>(shape.heads, "attention heads"),
+        {groups ? 0 : shape.kv_heads, "key-value heads"},
+        {shape.intermediate, "columns of an MLP"},
+        {shape.sequence, "tokens of a sequence"}}) {
+    if (size % devices != 0) return std::pair(size, noun);
+  }
+  return std::nullopt;
+}
+
 Expected<void> check_megatron(const EmitProblem& problem) {
+  DYNMO_TRY(check_divided(EmitForm::kMegatron, problem.shape, problem.parallelism));
   const Plan& plan = problem.plan;
   const bool one = std::ssize(plan.stages) == plan.ranks;
   if (plan.schedule != ScheduleKind::k1F1B && plan.schedule != ScheduleKind::kInterleaved) {
@@ -286,6 +302,19 @@ Expected<EmitForm> parse_emit_form(std::string_view text) {
 }
 
 bool takes_whole_blocks(EmitForm form) { return form != EmitForm::kCsv; }
+
+Expected<void> check_divided(EmitForm form, const cost::DecoderShape& shape,
+                             const cost::Parallelism& parallelism) {
+  const std::int64_t devices = parallelism.tensor;
+  const auto rest = undivided(shape, devices);
+  if (form != EmitForm::kMegatron || !rest) return {};
+  std::int64_t fewer = devices - 1;
+  while (undivided(shape, fewer)) --fewer;
+  return cannot(form,
+                "tensor_parallel is {}, and Megatron-Core cannot divide {} {} evenly by it: plan "
+                "with tensor_parallel {}",
+                devices, rest->first, rest->second, fewer);
+}
 
 Expected<void> check_emit(EmitForm form, const EmitProblem& problem) {
   if (takes_whole_blocks(form)) DYNMO_TRY(check_whole(form, problem));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dynmo/core/expected.h"
+#include "dynmo/cost/decoder_shape.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/cost/parallelism.h"
 #include "dynmo/plan/plan.h"
@@ -41,10 +42,18 @@ struct EmitProblem {
   LayerSet recomputed = {};
   ModuleNames names = ModuleNames::kTranslated;
   cost::Parallelism parallelism = {};
+  cost::DecoderShape shape = {};  // of formulas; 0: not known
 };
 
+// Returns kBadInput if Megatron-Core cannot divide a size among the devices of a rank. These are
+// heads, the width of an MLP or an expert, and the tokens of a sequence. Key-value heads may also
+// divide the devices.
+[[nodiscard]] Expected<void> check_divided(EmitForm form, const cost::DecoderShape& shape,
+                                           const cost::Parallelism& parallelism);
+
 // Returns kBadInput with what the form cannot say, and what it can. Causes: parts of a block or
-// head, an idle rank, unlike numbers of stages, another order of ranks, a frozen stage, an order.
+// head, an idle rank, unlike numbers of stages, another order of ranks, a frozen stage, an order,
+// and those of check_divided().
 [[nodiscard]] Expected<void> check_emit(EmitForm form, const EmitProblem& problem);
 
 struct EmittedFile {

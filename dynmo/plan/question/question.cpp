@@ -263,6 +263,7 @@ Expected<void> set_shape(Question& question, const cost::TransformerShape& shape
   DYNMO_TRY(check_heads(shape, parallelism));
   set_origin(question, static_cast<double>(shape.tokens()), device, parallelism);
   for (const std::string& note : shape.notes) question.costs += "; " + note;
+  question.shape = static_cast<const cost::DecoderShape&>(shape);
   question.head_slices = shape.head_slices;
   question.micro_batch_size = shape.micro_batch_size;
   question.sliced = [shape, costs_of](std::int64_t slices) {
@@ -399,7 +400,8 @@ EmitProblem emit_problem(const Question& question, const Answer& answer) {
           .model = question.model,
           .micro_batches = question.micro_batches,
           .recomputed = answer.proposal.recomputed,
-          .parallelism = question.parallelism};
+          .parallelism = question.parallelism,
+          .shape = question.shape};
 }
 
 }  // namespace dynmo::plan

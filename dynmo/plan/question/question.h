@@ -39,6 +39,7 @@ struct Question {
   std::string device;                  // device of the formulas; empty: measured
   double tokens = 0;                   // of a micro-batch; 0: not known
   cost::Parallelism parallelism = {};  // of formulas
+  cost::DecoderShape shape = {};       // of formulas; 0: not known
   int micro_batches = 32;
   Balancer balancer = Balancer::kSearch;
   std::optional<schedule::ScheduleKind> schedule;  // none: the best of all
