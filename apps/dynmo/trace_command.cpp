@@ -13,12 +13,10 @@
 #include "apps/dynmo/command.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/units.h"
-#include "dynmo/cost/device.h"
 #include "dynmo/cost/files.h"
-#include "dynmo/cost/hugging_face.h"
-#include "dynmo/cost/transformer.h"
 #include "dynmo/data/text_stream.h"
 #include "dynmo/observe/import/trace_import.h"
+#include "dynmo/plan/question/asked.h"
 
 namespace dynmo::app {
 namespace {
@@ -28,10 +26,7 @@ struct ImportFlags {
   std::filesystem::path out;
   std::optional<std::int64_t> boundary_bytes;
   std::vector<int> blocks;
-  std::optional<std::string> model;
-  std::optional<std::string> device;
-  std::optional<std::int64_t> sequence;
-  std::optional<std::int64_t> micro_batch_size;
+  plan::Asked asked;  // the model, and what its costs depend on
 };
 
 void print_summary(const observe::TraceImport& import, const std::filesystem::path& out) {
@@ -63,7 +58,7 @@ Expected<void> check_files(const ImportFlags& flags) {
   for (const std::filesystem::path& trace : flags.traces) {
     files.push_back({"TRACE", trace.string()});
   }
-  files.push_back({"--model", flags.model.value_or("")});
+  files.push_back({"--model", flags.asked.model.value_or("")});
   files.push_back({"--out", flags.out.string()});
   return check_one_use(files);
 }
@@ -74,35 +69,20 @@ Expected<void> check_numbers(const ImportFlags& flags) {
     return make_error(ErrorCode::kBadInput, "--boundary-bytes is {}, wanted 0 to {}", boundary,
                       cost::kMaxBytes.value);
   }
-  for (const auto& [flag, value] :
-       {std::pair("--sequence", flags.sequence), {"--micro-batch-size", flags.micro_batch_size}}) {
-    constexpr std::int64_t kMaxTokens = std::int64_t{1} << 30;
-    if (!value || (*value >= 1 && *value <= kMaxTokens)) continue;
-    return make_error(ErrorCode::kBadInput, "{} is {}, wanted a whole number from 1 to {}", flag,
-                      *value, kMaxTokens);
-  }
-  const bool model = flags.model.has_value();
-  if (model && (!flags.device || !flags.sequence)) {
-    return make_error(ErrorCode::kBadInput,
-                      "--model wants --device, such as h100, and --sequence, such as 4096");
-  }
+  const plan::Asked& asked = flags.asked;
+  const bool model = asked.model.has_value();
   return check_flags(
-      {{"--device", flags.device.has_value(), model, "--model"},
-       {"--sequence", flags.sequence.has_value(), model, "--model"},
-       {"--micro-batch-size", flags.micro_batch_size.has_value(), model, "--model"}});
+      {{"--device", asked.device.has_value(), model, "--model"},
+       {"--sequence", asked.sequence.has_value(), model, "--model"},
+       {"--micro-batch-size", asked.micro_batch_size.has_value(), model, "--model"}});
 }
 
 Expected<observe::StageLayers> stage_layers(const ImportFlags& flags) {
   observe::StageLayers layers;
   layers.blocks = flags.blocks;
-  if (!flags.model) return layers;
-  DYNMO_ASSIGN(const cost::Device device, cost::find_device(*flags.device));
-  DYNMO_ASSIGN(
-      const cost::TransformerShape shape,
-      cost::read_config(*flags.model, *flags.sequence, flags.micro_batch_size.value_or(1)));
-  DYNMO_ASSIGN(cost::ModelCost formulas, cost::transformer_costs(shape, device));
-  layers.formulas = cost::at_utilization(std::move(formulas), device);
-  layers.formulas_of = *flags.model;
+  if (!flags.asked.model) return layers;
+  DYNMO_ASSIGN(layers.formulas, plan::costs_of(flags.asked, plan::Spelling::kFlag));
+  layers.formulas_of = *flags.asked.model;
   return layers;
 }
 
@@ -150,13 +130,13 @@ void add_import_command(CLI::App& trace, Command& chosen) {
       ->allow_extra_args(false)
       ->option_text("N,N,...");
   import
-      ->add_option("--model", flags->model,
+      ->add_option("--model", flags->asked.model,
                    "A Hugging Face config.json or its folder: layers get shares of a stage's time "
                    "by its formulas, and their bytes")
       ->option_text("CONFIG.json");
-  import->add_option("--device", flags->device, "What the formulas are for, such as h100");
-  import->add_option("--sequence", flags->sequence, "Tokens of a sequence, with --model");
-  import->add_option("--micro-batch-size", flags->micro_batch_size,
+  import->add_option("--device", flags->asked.device, "What the formulas are for, such as h100");
+  import->add_option("--sequence", flags->asked.sequence, "Tokens of a sequence, with --model");
+  import->add_option("--micro-batch-size", flags->asked.micro_batch_size,
                      "Sequences of a micro-batch, with --model; default 1");
   import->add_option("--boundary-bytes", flags->boundary_bytes,
                      "Bytes a layer sends to the next, one micro-batch (tokens x hidden x 2 in "
