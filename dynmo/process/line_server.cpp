@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "dynmo/process/listener.h"
 #include "dynmo/process/signals_blocked.h"
 
 namespace dynmo::process {
@@ -23,19 +24,21 @@ namespace {
 
 using ServerClock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kTick{500};  // between two looks for clients that say nothing
-constexpr std::chrono::milliseconds kFlush{500};
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTick{500};  // between two looks for clients that say nothing
+constexpr milliseconds kFlush{500};
 
 }  // namespace
 
 class LineServer::Loop {
  public:
-  Loop(Options options, UniqueFd listener, OnLine on_line, OnGone on_gone)
+  Loop(Options options, UniqueFd socket, UniqueFd wake, OnLine on_line, OnGone on_gone)
       : options_(std::move(options)),
         on_line_(std::move(on_line)),
         on_gone_(std::move(on_gone)),
-        listener_(std::move(listener)),
-        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+        wake_(std::move(wake)) {
+    listener_.listen(std::move(socket));
     const SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
   }
@@ -50,7 +53,8 @@ class LineServer::Loop {
     thread_.join();
   }
 
-  [[nodiscard]] std::uint16_t port() const { return local_port(listener_); }
+  [[nodiscard]] std::uint16_t port() const { return local_port(listener_.socket()); }
+  [[nodiscard]] std::optional<std::string> take_failure() { return listener_.take_failure(); }
   void send(ClientId client, std::string line, bool done) {
     {
       const std::lock_guard lock(mutex_);
@@ -105,7 +109,7 @@ class LineServer::Loop {
   const Options options_;
   const OnLine on_line_;
   const OnGone on_gone_;
-  const UniqueFd listener_;
+  Listener listener_;
   const UniqueFd wake_;
   std::list<LineConnection> clients_;  // the thread's own
   ClientId next_ = 1;                  // the thread's own, too
@@ -142,24 +146,28 @@ void LineServer::Loop::run() {
 }
 
 void LineServer::Loop::wait_for_events() {
-  std::vector<pollfd> events = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-                                {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+  const auto pause_end = listener_.pause_end();
+  std::vector<pollfd> events = {
+      {.fd = wake_.get(), .events = POLLIN, .revents = 0},
+      {.fd = pause_end ? -1 : listener_.socket().get(), .events = POLLIN, .revents = 0}};
   for (const LineConnection& client : clients_) {
     const int wanted = POLLIN | (client.out.empty() ? 0 : POLLOUT);
     events.push_back(
         {.fd = client.socket.get(), .events = static_cast<short>(wanted), .revents = 0});
   }
-  poll(events.data(), events.size(), clients_.empty() ? -1 : static_cast<int>(kTick.count()));
+  auto at_most = clients_.empty() ? milliseconds(-1) : kTick;
+  if (pause_end) {
+    at_most =
+        std::max(std::chrono::ceil<milliseconds>(*pause_end - ServerClock::now()), milliseconds(0));
+  }
+  poll(events.data(), events.size(), static_cast<int>(at_most.count()));
   std::uint64_t ignored = 0;
   (void)!read(wake_.get(), &ignored, sizeof ignored);
 }
 
 void LineServer::Loop::accept_all() {
-  while (true) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
+  while (UniqueFd socket = listener_.accept()) {
     if (!make_room()) continue;  // closed at once
-    make_prompt(socket);
     keep_alive(socket);
     LineConnection& client = clients_.emplace_back();
     client.id = next_++;
@@ -257,10 +265,14 @@ LineServer::~LineServer() = default;
 
 Expected<std::unique_ptr<LineServer>> LineServer::listen(const Options& options, OnLine on_line,
                                                          OnGone on_gone) {
-  DYNMO_ASSIGN(UniqueFd listener, listen_on(options.address, options.port));
-  make_prompt(listener);
+  DYNMO_ASSIGN(UniqueFd socket, listen_on(options.address, options.port));
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake) {
+    return make_error(ErrorCode::kBadInput, "cannot listen on port {} of {}: {}", options.port,
+                      options.address, system_reason(errno));
+  }
   return std::unique_ptr<LineServer>(new LineServer(std::make_unique<Loop>(
-      options, std::move(listener), std::move(on_line), std::move(on_gone))));
+      options, std::move(socket), std::move(wake), std::move(on_line), std::move(on_gone))));
 }
 
 std::uint16_t LineServer::port() const { return loop_->port(); }
@@ -268,6 +280,7 @@ void LineServer::send(ClientId client, std::string line, bool done) {
   loop_->send(client, std::move(line), done);
 }
 void LineServer::flush() { loop_->flush(); }
+std::optional<std::string> LineServer::take_failure() { return loop_->take_failure(); }
 
 Expected<LineClient> LineClient::connect(const std::string& address, std::uint16_t port,
                                          std::chrono::milliseconds time) {

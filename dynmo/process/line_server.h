@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -56,6 +57,8 @@ class LineServer {
   void send(ClientId client, std::string line, bool done);
   // Returns when the system has taken all sent lines, or after half a second.
   void flush();
+  // Returns why new clients wait, once. For example, no descriptor is free. Any thread may call.
+  [[nodiscard]] std::optional<std::string> take_failure();
 
  private:
   class Loop;
