@@ -104,6 +104,8 @@ void ControlPlane::watch(const std::vector<Member>& members) { loop_->watch(memb
 
 void ControlPlane::post(const std::string& notice) { loop_->post(notice); }
 
+std::optional<std::string> ControlPlane::take_failure() const { return loop_->take_failure(); }
+
 Answer ControlPlane::ask(const PlanePlace& place, MemberId member, milliseconds time) const {
   const auto deadline = std::chrono::steady_clock::now() + time;
   process::Dialled dialled = process::dial(place.address, place.port, deadline);

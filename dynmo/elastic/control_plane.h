@@ -145,6 +145,9 @@ class ControlPlane {
   [[nodiscard]] Answer ask(const PlanePlace& place, MemberId member,
                            std::chrono::milliseconds time) const;
 
+  // Returns why planes that connect must wait, once. For example, no descriptor is free.
+  [[nodiscard]] std::optional<std::string> take_failure() const;
+
  private:
   explicit ControlPlane(std::shared_ptr<PlaneLoop> loop);
   std::shared_ptr<PlaneLoop> loop_;

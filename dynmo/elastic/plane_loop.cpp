@@ -51,9 +51,9 @@ void PlaneLoop::wake() {
 
 Expected<void> PlaneLoop::listen(const std::string& address) {
   const std::lock_guard lock(mutex_);
-  if (listening_.socket) return {};
-  DYNMO_ASSIGN(listening_.socket, process::listen_on(address, 0));
-  process::make_prompt(listening_.socket);
+  if (listening_.listener.socket()) return {};
+  DYNMO_ASSIGN(UniqueFd socket, process::listen_on(address, 0));
+  listening_.listener.listen(std::move(socket));
   listening_.address = address;
   wake();
   return {};
@@ -61,9 +61,9 @@ Expected<void> PlaneLoop::listen(const std::string& address) {
 
 PlanePlace PlaneLoop::place() const {
   const std::lock_guard lock(mutex_);
-  DYNMO_CHECK(static_cast<bool>(listening_.socket), "a plane that listens");
+  DYNMO_CHECK(static_cast<bool>(listening_.listener.socket()), "a plane that listens");
   return {.address = listening_.address,
-          .port = process::local_port(listening_.socket),
+          .port = process::local_port(listening_.listener.socket()),
           .secret = secret_};
 }
 
@@ -72,7 +72,7 @@ std::shared_ptr<GroupStar> PlaneLoop::open(const WatchOptions& options) {
               "rank 0 of several, got rank {} of {}", options.rank, options.size);
   auto star = std::make_shared<GroupStar>(options);
   request([&] {
-    DYNMO_CHECK(static_cast<bool>(listening_.socket), "a plane that listens");
+    DYNMO_CHECK(static_cast<bool>(listening_.listener.socket()), "a plane that listens");
     stars_.ended.erase(options.generation);
     stars_.open.push_back(star);
     for (PlanePeer& peer : peers_) {
@@ -185,7 +185,9 @@ void PlaneLoop::run() {
       for (PlanePeer& peer : peers_) peer.last_received += late;
     }
     last_turn = now;
-    if (listening_.socket) accept_all();
+    while (UniqueFd socket = listening_.listener.accept()) {
+      peers_.emplace_back().socket = std::move(socket);
+    }
     read_peers();
     handle_ended();
     check_silence(now);
@@ -203,8 +205,10 @@ void PlaneLoop::run() {
 }
 
 void PlaneLoop::wait_for_events(Lock& lock, Clock::time_point until) {
+  const auto pause_end = listening_.listener.pause_end();
+  const int listener = pause_end ? -1 : listening_.listener.socket().get();
   std::vector<pollfd> events = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-                                {.fd = listening_.socket.get(), .events = POLLIN, .revents = 0}};
+                                {.fd = listener, .events = POLLIN, .revents = 0}};
   for (const PlanePeer& peer : peers_) {
     const int wanted = POLLIN | (peer.out.empty() ? 0 : POLLOUT);
     events.push_back({.fd = peer.socket.get(), .events = static_cast<short>(wanted), .revents = 0});
@@ -213,7 +217,8 @@ void PlaneLoop::wait_for_events(Lock& lock, Clock::time_point until) {
   for (const WatchedProcess& process : watched_) {
     events.push_back({.fd = process.end.get(), .events = POLLIN, .revents = 0});
   }
-  const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
+  const auto end = std::min(until, pause_end.value_or(until));
+  const auto left = std::chrono::ceil<milliseconds>(end - Clock::now()).count();
   lock.unlock();
   poll(events.data(), events.size(), static_cast<int>(std::max<long>(left, 0)));
   std::uint64_t ignored = 0;
@@ -221,16 +226,6 @@ void PlaneLoop::wait_for_events(Lock& lock, Clock::time_point until) {
   lock.lock();
   for (std::size_t place = watched; place < events.size(); ++place) {
     if (events[place].revents != 0) watched_[place - watched].ended = true;
-  }
-}
-
-void PlaneLoop::accept_all() {
-  while (true) {
-    UniqueFd socket(
-        accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
-    process::make_prompt(socket);
-    peers_.emplace_back().socket = std::move(socket);
   }
 }
 
@@ -359,7 +354,8 @@ void PlaneLoop::tell_verdicts(Lock& lock) {
 // connection, and may destroy bytes that the other end has not read yet, such as the verdict.
 void PlaneLoop::close_connections(Lock& lock) {
   const auto deadline = Clock::now() + kCloseTime;
-  listening_.socket.reset();
+  listening_.listener.close();
+  watched_.clear();
   std::erase_if(peers_, [](const PlanePeer& peer) { return !peer.known; });
   for (PlanePeer& peer : peers_) {
     peer.flush();

@@ -13,12 +13,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "dynmo/elastic/control_plane.h"
 #include "dynmo/elastic/group_star_impl.h"
+#include "dynmo/process/listener.h"
 
 namespace dynmo::elastic {
 
@@ -49,6 +51,9 @@ class PlaneLoop {
   void watch(const std::vector<Member>& members);
   void post(const std::string& notice);
   [[nodiscard]] std::string hello() const;  // Returns this end's first frame.
+  [[nodiscard]] std::optional<std::string> take_failure() {
+    return listening_.listener.take_failure();
+  }
 
   // Changes state under the mutex and wakes the thread.
   template <typename Change>
@@ -74,7 +79,7 @@ class PlaneLoop {
   using State = process::PeerConnection::State;
   using Lock = std::unique_lock<std::mutex>;
   struct Listening {
-    process::UniqueFd socket;
+    process::Listener listener;
     std::string address;
   };
   struct Stars {
@@ -87,7 +92,6 @@ class PlaneLoop {
   void wake();
   void run();
   void wait_for_events(Lock& lock, Clock::time_point until);
-  void accept_all();
   void read_peers();
   State handle(PlanePeer& peer, const process::Frame& frame);
   State handle_hello(PlanePeer& peer, std::string_view rest);
