@@ -71,6 +71,7 @@ class ControlService {
   // ask again.
   void dismiss_admitted();
   void set_status(Json status);
+  [[nodiscard]] std::optional<std::string> take_failure() { return server_->take_failure(); }
 
  private:
   struct Joining {

@@ -77,6 +77,8 @@ class Groups {
 
   // Returns the failure of the group in force, if it has failed.
   [[nodiscard]] virtual std::optional<Error> failure() const { return std::nullopt; }
+  // Returns a line for the user about what works worse in this process, once.
+  [[nodiscard]] virtual std::optional<std::string> take_warning() { return std::nullopt; }
   // Returns the time at which this process learned of the failure, if it is known.
   [[nodiscard]] virtual std::optional<std::chrono::steady_clock::time_point> failed_at() const {
     return std::nullopt;

@@ -148,6 +148,9 @@ BoundaryEvents Leader::poll() {
   if (unpublished_ && publish()) {
     events.push_back({.line = "job.json and secret are written: clients find the leader again"});
   }
+  if (const auto why = service_->take_failure()) {
+    events.push_back({.line = fmt::format("dynmo ctl and joins: {}", *why)});
+  }
   give_up_growing();
   return events;
 }

@@ -60,7 +60,8 @@ class Leader {
   [[nodiscard]] bool has_requests() const { return service_->has_requests(); }
   // Adds to `mine` the requests of clients that concern all ranks. Carries out the others.
   void take_requests(RankRequest& mine);
-  // Returns the news of hooks, of ranks that were started, and of files that could not be written.
+  // Returns the news of hooks, of ranks that were started, of files that could not be written,
+  // and of clients that could not be served.
   [[nodiscard]] BoundaryEvents poll();
   void answer(process::ClientId client, const Reply& reply) { service_->answer(client, reply); }
   // Adds clients that wait for a checkpoint, which answer_checkpoints() answers.

@@ -73,6 +73,9 @@ class C10dGroups final : public elastic::Groups {
   [[nodiscard]] Expected<bool> take() override;
   void watch(const elastic::View& view) override;
   [[nodiscard]] std::optional<Error> failure() const override;
+  [[nodiscard]] std::optional<std::string> take_warning() override {
+    return plane_ == nullptr ? std::nullopt : plane_->take_failure();
+  }
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> failed_at() const override;
   // Lets the surviving ranks find each other by their control planes (elastic/survivors.h). Returns
   // kPeerLost if too many missing ranks may live for any rank to continue. Also returns it if the

@@ -70,6 +70,9 @@ Expected<bool> Run::advance(Lane& lane) {
   if (report.stop) return *report.stop;  // at all ranks
   // The step is done from here on, also where a loss ends what follows it.
   say(lane.log->add(report, *lane.group, begin_ns));
+  if (const auto why = groups_ != nullptr ? groups_->take_warning() : std::nullopt) {
+    say(fmt::format("ranks    {}", *why), LogLevel::kWarning);
+  }
   if (logs(LogLevel::kDebug))
     reporter_.log(LogLevel::kDebug, debug_text(report, *lane.group, lane.log->memory()));
   done_.steps = report.step + 1;

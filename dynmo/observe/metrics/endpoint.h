@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,7 @@ class MetricsEndpoint {
   [[nodiscard]] std::uint16_t port() const { return server_->port(); }
   // Sets the metrics that clients get from now on. The text is made when a client asks.
   void set(std::vector<MetricGroup> groups);
+  [[nodiscard]] std::optional<std::string> take_failure() { return server_->take_failure(); }
 
  private:
   using Groups = std::vector<MetricGroup>;

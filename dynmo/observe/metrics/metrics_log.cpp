@@ -84,7 +84,10 @@ void MetricsLog::add(const StepRecord& record) {
   group.metrics.push_back(
       {"", leads_ ? "dynmo_step" : "dynmo_rank_step", static_cast<double>(record.step)});
   newest_.unwritten = true;
-  if (endpoint_) endpoint_->set(newest_groups());
+  if (endpoint_) {
+    endpoint_->set(newest_groups());
+    if (const auto why = endpoint_->take_failure()) note(Error{ErrorCode::kBadInput, *why});
+  }
   if (std::chrono::steady_clock::now() - newest_.written >= kPrometheusInterval) write_prometheus();
 }
 
