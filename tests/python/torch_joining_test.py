@@ -3,9 +3,11 @@
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import threading
+import time
 import types
 import unittest
 import unittest.mock
@@ -150,6 +152,44 @@ class Joining(RankCase):
         for own in both:
             own.close(True)
         strangers[0].close()
+
+    def test_without_free_descriptors_the_endpoint_rests(self):
+        first, second = self.pair()
+        first.open(endpoint.open_endpoint(self.folder / "endpoint", first.address, lambda asked: "", {"rows": [[0], [1]]}))
+        place = json.loads((self.folder / "endpoint").read_text(encoding="utf-8"))
+        before, failed, accept = resource.getrlimit(resource.RLIMIT_NOFILE), threading.Semaphore(0), socket.socket.accept
+
+        def counted(listener):
+            try:
+                return accept(listener)
+            except OSError:
+                failed.release()
+                raise
+
+        with socket.socket() as stranger, unittest.mock.patch.object(socket.socket, "accept", counted):
+            lowest = os.dup(2)
+            os.close(lowest)
+            begin, count = time.monotonic(), 6
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+            try:
+                stranger.connect((place["address"], place["port"]))
+                for _ in range(count):
+                    self.assertTrue(failed.acquire(timeout=60))
+                self.assertLessEqual(count - 3, (time.monotonic() - begin) / lines.BEAT_S)  # one in each beat, not all at once
+                second.say(form=7)  # the ranks hear each other
+                with first.changed:
+                    self.assertTrue(first.changed.wait_for(lambda: first.form == {"form": 7}, 60))
+                self.assertEqual([first.take_fault(), first.take_fault()], ["Too many open files", ""])
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            stranger.sendall(b"[]\n")
+            self.assertEqual(stranger.recv(1), b"")  # it is served
+        entry = endpoint.join(self.folder / "endpoint", {}, 60)
+        self.assertEqual((entry.member, sorted(entry.lines)), (2, [0, 1]))
+        for line in entry.lines.values():
+            line.close()
+        for own in (first, second):
+            own.close(True)
 
     def test_a_rank_that_missed_the_end_hears_of_it(self):
         """The last message of all was lost for one of them, which then waits for a group that nobody forms."""

@@ -44,6 +44,8 @@ class Lines:
         self._generation: Optional[int] = 0 if entry is None else None  # of the current group; None if there is none
         self._endpoint: Optional[Endpoint] = None
         self._queue: list[tuple[Guest, dict[str, Any]]] = []  # processes that wait until another is a member
+        self._rests = False  # the endpoint, after an accept() that failed
+        self._fault: Optional[str] = None  # of the first such accept(), "" once it was taken
         self._alarmed = self._closing = False
         self._lines: dict[int, socket.socket] = {}
         self._heard: dict[int, float] = {}
@@ -110,6 +112,11 @@ class Lines:
     @property
     def is_open(self) -> bool:
         return self._endpoint is not None
+
+    def take_fault(self) -> str:
+        """Why processes wait to be let in, or have waited, once."""
+        fault, self._fault = self._fault, None if self._fault is None else ""
+        return fault or ""
 
     def leave_out(self, member: int) -> None:
         """Marks a member that does not answer as lost, and sends it a message about that."""
@@ -187,6 +194,9 @@ class Lines:
                     self._let_in(*self._queue.pop(0))
                 if now - self._beaten >= BEAT_S:
                     self._beaten = now
+                    if self._rests and self._endpoint is not None:
+                        self._rests = False
+                        self._selector.register(self._endpoint.listener, selectors.EVENT_READ, self._endpoint)
                     for member in list(self._lines):
                         self._send(member, b"\n")
                 for member in [member for member in self._lines if now - self._heard[member] > self._silence_s]:
@@ -211,10 +221,17 @@ class Lines:
             self._take(member, json.loads(text))
 
     def _welcome(self, endpoint: Endpoint) -> None:
-        with contextlib.suppress(OSError):
+        try:
             line, _ = endpoint.listener.accept()
-            line.setblocking(False)
-            self._selector.register(line, selectors.EVENT_READ, Guest(line))
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no free descriptor: the listener would be readable at once again, so it rests until the next beat
+            self._selector.unregister(endpoint.listener)
+            self._rests = True
+            self._fault = error.strerror if self._fault is None else self._fault
+            return
+        line.setblocking(False)
+        self._selector.register(line, selectors.EVENT_READ, Guest(line))
         for guest in self._guests[:-MAX_GUESTS]:
             self._selector.unregister(guest.line)
             guest.line.close()

@@ -133,6 +133,8 @@ class Survivor:
                 values[number] = train_step(number)
                 if pipe.steps != number + 1:
                     raise BadInputError(f"train_step: {pipe.steps - number} calls of pipe.step(), wanted one")
+                if fault := self._lines.take_fault() if self._lines is not None else "":
+                    warnings.warn(f"rank {self._member}: processes that join wait: {fault}; close files, or raise their limit (ulimit -n)")
                 self._snapshots.note(pipe.plan, pipe.steps, changes=pipe._asked)
                 if pipe._asked and pipe.steps < steps:
                     pipe._ranks.gather(None)  # waits until all ranks have done this step
