@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/elastic/control_plane.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -130,10 +132,8 @@ Answer ControlPlane::ask(const PlanePlace& place, MemberId member, milliseconds 
   };
   while (true) {
     peer.flush();
-    const auto left = deadline - std::chrono::steady_clock::now();
-    if (left <= milliseconds(0)) return {};
-    pollfd event{.fd = peer.socket.get(), .events = POLLIN, .revents = 0};
-    poll(&event, 1, static_cast<int>(std::chrono::ceil<milliseconds>(left).count()));
+    const bool late = std::chrono::steady_clock::now() >= deadline;
+    if (late || !process::wait_for(peer.socket, POLLIN, deadline)) return {};
     const State received = peer.receive();
     if (peer.take_frames(take) == State::kClosed || received == State::kClosed) return answer;
   }

@@ -311,9 +311,7 @@ void Launch::wait_for_causes(const std::vector<int>& ranks) {
     const auto found = std::ranges::find_if(
         children_, [&](const Child& child) { return child.rank == WorldRank(rank); });
     if (found == children_.end() || !found->running || !found->process) continue;
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    pollfd event = {.fd = found->process.get(), .events = POLLIN, .revents = 0};
-    poll(&event, 1, static_cast<int>(std::max(left, milliseconds(0)).count()));
+    wait_for(found->process, POLLIN, deadline);
   }
   if (!ranks.empty()) note_ended();
 }

@@ -3,11 +3,9 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <list>
@@ -212,29 +210,15 @@ void LineServer::Loop::take_sends() {
 
 // False: the connection is of no more use.
 bool LineServer::Loop::write_out(LineConnection& client) const {
-  while (!client.out.empty()) {
-    const ssize_t sent =
-        ::send(client.socket.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno == EAGAIN) return client.out.size() <= options_.max_unread;
-    if (sent <= 0) return false;
-    client.out.erase(0, static_cast<std::size_t>(sent));
-  }
+  if (!send_present(client.socket, client.out)) return false;
+  if (!client.out.empty()) return client.out.size() <= options_.max_unread;
   return !client.done;
 }
 
 void LineServer::Loop::serve(LineConnection& client) {
-  std::array<char, 4096> bytes;
-  bool open = true;
-  std::size_t read = 0;  // the others want a turn, too
-  while (open && client.in.size() <= options_.max_line && read <= options_.max_line) {
-    const ssize_t got = recv(client.socket.get(), bytes.data(), bytes.size(), 0);
-    if (got > 0 && !client.heard) client.in.append(bytes.data(), static_cast<std::size_t>(got));
-    if (got > 0) read += static_cast<std::size_t>(got);
-    if (got > 0 || (got < 0 && errno == EINTR)) continue;
-    open = got < 0 && errno == EAGAIN;
-    break;
-  }
+  // Other clients wait for this one, so it is read in parts.
+  bool open = receive_present(client.socket, client.in, options_.max_line);
+  if (client.heard) client.in.clear();
   const std::size_t end = client.in.find(options_.end);
   if (!client.heard && end != std::string::npos && end <= options_.max_line) {
     client.heard = true;
@@ -292,23 +276,15 @@ Expected<LineClient> LineClient::connect(const std::string& address, std::uint16
 }
 
 Expected<void> LineClient::send(std::string_view line) {
-  while (!line.empty()) {
-    const ssize_t sent = ::send(socket_.get(), line.data(), line.size(), MSG_NOSIGNAL);
-    if (sent > 0) {
-      line.remove_prefix(static_cast<std::size_t>(sent));
-    } else if (sent < 0 && errno == EAGAIN) {
-      pollfd wait{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
-      poll(&wait, 1, 1000);
-    } else if (sent == 0 || errno != EINTR) {
-      return make_error(ErrorCode::kPeerLost, "{}", system_reason(errno));
-    }
+  for (std::string rest(line); send_present(socket_, rest);) {
+    if (rest.empty()) return {};
+    wait_for(socket_, POLLOUT, ServerClock::now() + std::chrono::seconds(1));
   }
-  return {};
+  return make_error(ErrorCode::kPeerLost, "{}", system_reason(errno));
 }
 
 Expected<std::string> LineClient::receive(std::size_t max_line, std::chrono::milliseconds time) {
   const auto deadline = ServerClock::now() + time;
-  std::array<char, 4096> bytes;
   while (true) {
     if (const std::size_t end = in_.find('\n'); end != std::string::npos) {
       std::string line = in_.substr(0, end);
@@ -319,18 +295,12 @@ Expected<std::string> LineClient::receive(std::size_t max_line, std::chrono::mil
       return make_error(ErrorCode::kPeerLost, "it says more than {} bytes without an end",
                         max_line);
     }
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - ServerClock::now()).count();
-    pollfd wait{.fd = socket_.get(), .events = POLLIN, .revents = 0};
-    if (left <= 0 || poll(&wait, 1, static_cast<int>(std::min<long>(left, 1 << 30))) == 0) {
+    if (!wait_for(socket_, POLLIN, deadline)) {
       return make_error(ErrorCode::kPeerLost, "it said nothing for {} ms", time.count());
     }
-    const ssize_t got = recv(socket_.get(), bytes.data(), bytes.size(), 0);
-    if (got > 0) in_.append(bytes.data(), static_cast<std::size_t>(got));
-    if (got == 0) return make_error(ErrorCode::kPeerLost, "it closed the connection");
-    if (got < 0 && errno != EAGAIN && errno != EINTR) {
-      return make_error(ErrorCode::kPeerLost, "{}", system_reason(errno));
-    }
+    if (receive_present(socket_, in_, max_line) || in_.find('\n') != std::string::npos) continue;
+    if (errno == 0) return make_error(ErrorCode::kPeerLost, "it closed the connection");
+    return make_error(ErrorCode::kPeerLost, "{}", system_reason(errno));
   }
 }
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dynmo/process/peer_connection.h"
 
-#include <sys/socket.h>
-
-#include <array>
-#include <cerrno>
 #include <cstring>
 
 namespace dynmo::process {
@@ -107,28 +103,14 @@ std::optional<Word> parse_word(std::string_view rest) {
 }
 
 void PeerConnection::flush() {
-  while (socket && !out.empty()) {
-    const ssize_t sent = send(socket.get(), out.data(), out.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno != EAGAIN) out.clear();
-    if (sent <= 0) return;
-    out.erase(0, static_cast<std::size_t>(sent));
-  }
+  if (socket && !send_present(socket, out)) out.clear();
 }
 
 PeerConnection::State PeerConnection::receive() {
-  std::array<char, 4096> bytes;
-  while (true) {
-    const ssize_t got = recv(socket.get(), bytes.data(), bytes.size(), 0);
-    if (got > 0) {
-      in.append(bytes.data(), static_cast<std::size_t>(got));
-      last_received = Clock::now();
-      if (in.size() > 2 * kMaxFrame) return State::kOpen;  // the rest next time
-      continue;
-    }
-    if (got < 0 && errno == EINTR) continue;
-    return got < 0 && errno == EAGAIN ? State::kOpen : State::kClosed;
-  }
+  const std::size_t before = in.size();
+  const bool open = receive_present(socket, in, 2 * kMaxFrame);
+  if (in.size() > before) last_received = Clock::now();
+  return open ? State::kOpen : State::kClosed;
 }
 
 std::optional<std::size_t> PeerConnection::first_frame() const {

@@ -98,12 +98,8 @@ int try_connect(const addrinfo& to, Clock::time_point deadline, UniqueFd& socket
   if (!fd) return errno;
   if (connect(fd.get(), to.ai_addr, to.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    pollfd wait{.fd = fd.get(), .events = POLLOUT, .revents = 0};
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    const int ready = poll(&wait, 1, static_cast<int>(std::clamp<long>(left.count(), 0, 5000)));
-    if (ready == 0) return ETIMEDOUT;
-    if (ready < 0) return errno;
+    const auto end = std::min(deadline, Clock::now() + std::chrono::seconds(5));
+    if (!wait_for(fd, POLLOUT, end)) return ETIMEDOUT;
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -251,6 +247,38 @@ void make_prompt(const UniqueFd& socket) {
   const int on = 1;
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
+}
+
+bool send_present(const UniqueFd& socket, std::string& out) {
+  while (!out.empty()) {
+    const ssize_t sent = send(socket.get(), out.data(), out.size(), MSG_NOSIGNAL);
+    if (sent > 0) out.erase(0, static_cast<std::size_t>(sent));
+    if (sent > 0 || (sent < 0 && errno == EINTR)) continue;
+    return sent < 0 && errno == EAGAIN;
+  }
+  return true;
+}
+
+bool receive_present(const UniqueFd& socket, std::string& in, std::size_t most) {
+  std::array<char, 4096> bytes;
+  for (const std::size_t before = in.size(); in.size() - before <= most;) {
+    const ssize_t got = recv(socket.get(), bytes.data(), bytes.size(), 0);
+    if (got > 0) in.append(bytes.data(), static_cast<std::size_t>(got));
+    if (got > 0 || (got < 0 && errno == EINTR)) continue;
+    if (got == 0) errno = 0;
+    return got < 0 && errno == EAGAIN;
+  }
+  return true;
+}
+
+bool wait_for(const UniqueFd& fd, short events, Clock::time_point deadline) {
+  pollfd event{.fd = fd.get(), .events = events, .revents = 0};
+  int ready = 0;
+  do {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    ready = poll(&event, 1, static_cast<int>(std::clamp<long>(left, 0, 1 << 30)));
+  } while (ready < 0 && errno == EINTR);
+  return ready > 0;
 }
 
 void keep_alive(const UniqueFd& socket) {

@@ -5,6 +5,7 @@
 // sockets are closed on exec.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -81,6 +82,15 @@ struct Dialled {
 
 // Makes small messages leave at once, and reads and writes non-blocking.
 void make_prompt(const UniqueFd& socket);
+// Sends what the system takes at once, and removes it from `out`. Returns false, with errno, if the
+// connection fails.
+[[nodiscard]] bool send_present(const UniqueFd& socket, std::string& out);
+// Adds to `in` what has arrived, about `most` bytes at once. Returns false, with errno, if the
+// connection fails, and with 0 if the other end has closed it.
+[[nodiscard]] bool receive_present(const UniqueFd& socket, std::string& in, std::size_t most);
+// Waits until the descriptor has such an event of poll(), at most until the deadline. Returns
+// whether it has one.
+bool wait_for(const UniqueFd& fd, short events, std::chrono::steady_clock::time_point deadline);
 // Makes waits on the socket fail half a minute after the other end's host is down or unreachable.
 // Without it, an idle connection would never notice.
 void keep_alive(const UniqueFd& socket);

@@ -3,7 +3,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <utility>
@@ -13,15 +12,7 @@
 namespace dynmo::process {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
-
-// Returns whether the process of this descriptor ends within `at_most`.
-bool has_ended(const UniqueFd& process, milliseconds at_most = milliseconds(0)) {
-  pollfd event{.fd = process.get(), .events = POLLIN, .revents = 0};
-  return poll(&event, 1, static_cast<int>(at_most.count())) > 0;
-}
+constexpr std::chrono::milliseconds kTerminateTime{1000};  // from SIGTERM to SIGKILL
 
 }  // namespace
 
@@ -39,14 +30,13 @@ void StartedHooks::end() {
   }
   const auto deadline = std::chrono::steady_clock::now() + kTerminateTime;
   for (const Hook& hook : hooks_) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
-    has_ended(hook.process, std::max(left, milliseconds(0)));
+    wait_for(hook.process, POLLIN, deadline);
     kill(-hook.group, SIGKILL);  // also ends its own children
   }
 }
 
 void StartedHooks::forget_ended() {
-  std::erase_if(hooks_, [](const Hook& one) { return has_ended(one.process); });
+  std::erase_if(hooks_, [](const Hook& one) { return wait_for(one.process, POLLIN, {}); });
 }
 
 }  // namespace dynmo::process
