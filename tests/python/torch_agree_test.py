@@ -7,7 +7,7 @@ from torch_support import RankCase
 
 class Agree(RankCase):
     def test_every_rank_names_what_differs(self):
-        self.run_ranks(3, "torch_agree_rank.py", timeout=200)
+        self.run_ranks(3, "torch_agree_rank.py")
 
 
 if __name__ == "__main__":

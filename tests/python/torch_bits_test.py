@@ -39,9 +39,9 @@ class Bits(RankCase):
             {**llama, "family": "gpt2", "config": {"tie_word_embeddings": True}, "canonical": True, "seed": 26},
         ]
         cases = drawn(cases, 2, "the ways to train")
-        for ranks, torchrun in ((3, False), (2, True)):
+        for ranks in (3, 2):
             with self.subTest(ranks=ranks):
-                self.compare(cases, ranks, torchrun=torchrun)
+                self.compare(cases, ranks)
 
     def test_adapters_on_a_frozen_base(self):
         common = {"steps": 8, "micro_batches": 4, "clip": 1.0, "adapters": True}

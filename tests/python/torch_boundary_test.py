@@ -7,7 +7,7 @@ from torch_support import RankCase
 
 class Boundary(RankCase):
     def test_tensors_by_name_and_shapes_that_change(self):
-        self.run_ranks(3, "torch_boundary_rank.py", timeout=200)
+        self.run_ranks(3, "torch_boundary_rank.py")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import os
 import pathlib
 import pkgutil
 import re
+import subprocess
+import sys
 import unittest
 
 import torch
@@ -14,7 +16,7 @@ import torch
 import dynmo.torch
 import torch_cases
 from support import ROOT, Case
-from torch_support import RankCase
+from torch_support import RankCase, environment
 
 CASE = {"family": "llama", "micro_batches": 8}
 
@@ -42,12 +44,16 @@ class Blocks(Case):
 
 class Examples(RankCase):
     def run_example(self, ranks, name, *words):
-        self.run_ranks(ranks, f"../../examples/torch/{name}.py", "--steps", 3, *words, torchrun=True)
+        self.run_ranks(ranks, f"../../examples/torch/{name}.py", "--steps", 3, *words)
 
-    def test_run_under_torchrun(self):
-        out = self.folder / "out"
-        self.run_example(2, "train", "--freeze-at", 1, "--out", out)
-        self.assertTrue((out / "model.safetensors").exists())
+    def test_runs_under_torchrun(self):
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", ROOT / "examples/torch/train.py"]
+        words += ["--steps", "3", "--freeze-at", "1", "--out", self.folder / "out"]
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=400, env=environment(), check=False)
+        self.assertEqual(done.returncode, 0, (done.stdout + done.stderr)[-3000:])
+        self.assertTrue((self.folder / "out" / "model.safetensors").exists())
+
+    def test_run_as_ranks_of_a_launcher(self):
         self.run_example(2, "layers", "--save", self.folder / "saved")
         self.run_example(3, "layers", "--load", self.folder / "saved")
         self.run_example(2, "adviser", "--out", self.folder / "advice")

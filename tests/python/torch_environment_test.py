@@ -1,22 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment of the tests of dynmo.torch: a model of transformers trains, and ranks of torchrun reach each other."""
-import pathlib
+"""The environment of the tests of dynmo.torch: a model of transformers trains, and ranks that have reached each other end."""
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import torch
 import transformers
 
-RANK = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-cells = torch.full((3,), float(dist.get_rank() + 1))
-dist.all_reduce(cells)
-assert cells.tolist() == [3, 3, 3], cells
-dist.destroy_process_group()
-"""
+from torch_support import environment, free_port
 
 # Nobody frees what is in a circle: the group is to end all the same, before the interpreter does.
 EXIT = """
@@ -53,21 +44,13 @@ class Environment(unittest.TestCase):
             losses.append(loss.item())
         self.assertEqual(losses, sorted(losses, reverse=True))
 
-    def run_ranks(self, text, *words):
-        with tempfile.TemporaryDirectory() as folder:
-            script = pathlib.Path(folder, "rank.py")
-            script.write_text(text)
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, *words]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
-
-    def test_runs_ranks(self):
-        self.run_ranks(RANK)
-
     def test_groups_end_before_the_interpreter(self):
         for group in ("own", "ours"):
-            with self.subTest(group=group):
-                self.run_ranks(EXIT, group)
+            place = environment(WORLD_SIZE="2", MASTER_PORT=str(free_port()))
+            ranks = [subprocess.Popen([sys.executable, "-c", EXIT, group], stderr=subprocess.PIPE, text=True, env={**place, "RANK": str(rank)})
+                     for rank in range(2)]
+            said = [rank.communicate(timeout=100)[1] for rank in ranks]
+            self.assertEqual([rank.returncode for rank in ranks], [0, 0], (group, said))
 
 
 if __name__ == "__main__":

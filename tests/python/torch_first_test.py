@@ -7,7 +7,7 @@ from torch_support import RankCase
 
 class First(RankCase):
     def run_part(self, part):
-        self.run_ranks(2, "torch_first_rank.py", part, timeout=200)
+        self.run_ranks(2, "torch_first_rank.py", part)
 
     def test_batches_of_the_first_step(self):
         self.run_part("batches")

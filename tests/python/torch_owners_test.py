@@ -7,7 +7,7 @@ from torch_support import RankCase
 
 class Owners(RankCase):
     def test_are_named_at_the_start_and_in_balance(self):
-        self.run_ranks(2, "torch_owners_rank.py", timeout=200)
+        self.run_ranks(2, "torch_owners_rank.py")
 
 
 if __name__ == "__main__":

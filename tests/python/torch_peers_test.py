@@ -9,7 +9,7 @@ class Peers(RankCase):
     def test_gradients_are_those_of_torch(self):
         for ranks in (2, 3):
             with self.subTest(ranks=ranks):
-                self.run_ranks(ranks, "torch_peers_rank.py", timeout=200)
+                self.run_ranks(ranks, "torch_peers_rank.py")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class RankCase(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder, self.trained = pathlib.Path(folder.name), {}
 
     def start(self, *arguments):
         """The processes of start_ranks(), which end with the test."""
@@ -102,28 +102,25 @@ class RankCase(unittest.TestCase):
         self.addCleanup(lambda: [process.kill() for process in processes if process.poll() is None])
         return processes
 
-    def run_ranks(self, ranks, script, *words, torchrun=False, timeout=400):
+    def run_ranks(self, ranks, script, *words):
         """Runs to the end; all must succeed."""
-        if torchrun:
-            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(HERE / script)]
-            done = subprocess.run(
-                [sys.executable, *launcher, *map(str, words)], cwd=HERE, capture_output=True, text=True, timeout=timeout, env=environment(),
-                check=False,
-            )
-            self.assertEqual(done.returncode, 0, (done.stdout + done.stderr)[-3000:])
-            return
         processes = self.start(ranks, script, *words)
-        said = [process.communicate(timeout=timeout)[0] for process in processes]
+        said = [process.communicate(timeout=400)[0] for process in processes]
         self.assertEqual([process.returncode for process in processes], [0] * ranks, "\n".join(text[-1500:] for text in said))
 
     def train_plainly(self, cases):
-        """What torch_cases.result_of() has of each case; in a process, since a fork of one that has computed gradients cannot do so."""
+        """What torch_cases.result_of() has of each case; in a process, since a fork of one that has computed gradients cannot do so.
+
+        A test trains each of its cases once.
+        """
+        left = [case for case in cases if repr(case) not in self.trained]
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-        torch.save(cases, folder / "cases.pt")
+        torch.save(left, folder / "cases.pt")
         plain = start("torch_cases.py", folder, variables={})
         said, _ = plain.communicate(timeout=400)
         self.assertEqual(plain.returncode, 0, said[-3000:])
-        return [torch.load(folder / f"plain-{index}.pt") for index in range(len(cases))]
+        self.trained.update({repr(case): torch.load(folder / f"plain-{index}.pt") for index, case in enumerate(left)})
+        return [self.trained[repr(case)] for case in cases]
 
     def compare(self, cases, ranks, script="torch_rank.py", **options):
         """Trains cases on ranks and plainly; counts tensors that differ, in each replica."""

@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import types
 import unittest
 
@@ -16,7 +15,7 @@ import dynmo.torch as dt
 from drawn import drawn
 from dynmo.torch import snapshots
 from dynmo.torch.layers import Layer
-from torch_support import HERE, RankCase, environment
+from torch_support import RankCase, start
 
 PLACES = ("step", "forward", "backward", "exchange", "snapshot")
 BASE = {"family": "llama", "micro_batches": 4, "ranks": 3, "steps": 7, "clip": 1.0}
@@ -25,9 +24,9 @@ BASE = {"family": "llama", "micro_batches": 4, "ranks": 3, "steps": 7, "clip": 1
 def run(folder, cases):
     """Trains the cases in forked ranks; the codes of each."""
     (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    subprocess.run(
-        [sys.executable, HERE / "torch_survival_rank.py", folder], cwd=HERE, env=environment(), check=True, timeout=300
-    )
+    parent = start("torch_survival_rank.py", folder, variables={})
+    said, _ = parent.communicate(timeout=300)
+    assert parent.returncode == 0, said
     return json.loads((folder / "codes.json").read_text(encoding="utf-8"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a Trainer under torchrun: the example as it stands, and a run with a move, which is resumed in the middle.
+"""A rank of a Trainer: the example as it stands, and a run with a move, which is resumed in the middle.
 
 Before the ranks meet, rank 0 does this run with transformers' own class.
 """

@@ -16,7 +16,7 @@ MISSING = "accelerate is not installed, which transformers' Trainer wants; scrip
 @unittest.skipUnless(importlib.util.find_spec("accelerate"), MISSING)
 class Trainers(RankCase):
     def test_equal_the_plain_one(self):
-        self.run_ranks(2, "torch_trainer_rank.py", self.folder, torchrun=True)
+        self.run_ranks(2, "torch_trainer_rank.py", self.folder)
         wanted = torch.load(self.folder / "plain.pt")
         parts = [torch.load(self.folder / f"rank-{rank}.pt") for rank in range(2)]
         self.assertEqual([part["cut"] for part in parts], ["4|2"] * 2)
