@@ -38,8 +38,7 @@ class Case(FreshFolderCase):
 class Prepare(Case):
     def test_says_what_it_made_and_nothing_on_standard_error(self):
         for words, vocabulary in ([], 257), (["--tokenizer", "sentencepiece", "--vocab", "400"], 400):
-            result = self.prepare(self.corpus(), *words, "--overwrite")
-            self.assertEqual(result.returncode, 0, result.stderr)
+            result = self.succeeded(self.prepare(self.corpus(), *words, "--overwrite"))
             self.assertEqual(result.stderr, "")
             self.assertIn(f"vocabulary {vocabulary}", result.stdout)
 
@@ -67,18 +66,17 @@ class Prepare(Case):
 
     def test_says_what_was_taken_for_what_and_keeps_a_data_set(self):
         lines = '{"text": "one"}\n{"text": "two"}\n'
-        made = self.prepare(self.write("a.json", lines), self.write("b.txt", "three"), "--held-out", 0)
-        self.assertEqual(made.returncode, 0, made.stderr)
+        made = self.succeeded(self.prepare(self.write("a.json", lines), self.write("b.txt", "three"), "--held-out", 0))
         self.assertRegex(made.stdout, r"taken +1 files as JSON lines \(such as \S+/a.json, by its first line\), 1 as a document each")
         self.assert_refused(self.prepare("b.txt"), "'out' holds a data set of 3 documents, tokenizer bytes", "(--overwrite)")
-        self.assertEqual(self.prepare("b.txt", "--overwrite").returncode, 0)
+        self.succeeded(self.prepare("b.txt", "--overwrite"))
 
     def test_of_a_killed_run_leaves_no_data_set(self):
         line = json.dumps({"text": "some words and some more of them " * 8}) + "\n"
         large = self.write("large.jsonl", line * 80000)
         for old in (False, True):
             if old:
-                self.assertEqual(self.prepare(self.corpus()).returncode, 0)
+                self.succeeded(self.prepare(self.corpus()))
             before = (self.folder / "out/dataset.json").read_text() if old else None
             process = subprocess.Popen([DYNMO, "data", "prepare", str(large), "--out", "out", "--jobs", "2", "--overwrite"], cwd=self.folder,
                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -92,7 +90,7 @@ class Prepare(Case):
             self.assertEqual(process.wait(timeout=30), -signal.SIGINT)
             if old:
                 self.assertEqual((self.folder / "out/dataset.json").read_text(), before)
-                self.assertEqual(self.dynmo("inspect", "out").returncode, 0, "the older data set is whole")
+                self.succeeded(self.dynmo("inspect", "out"))
             else:
                 self.assert_refused(self.dynmo("inspect", "out"), "out")
 
@@ -100,9 +98,8 @@ class Prepare(Case):
 class Inspect(Case):
     def test_shows_and_verifies_a_folder(self):
         self.write("text/a.txt", "naïve 🎉\n" * 3)
-        self.assertEqual(self.prepare("text", "--held-out", 0).returncode, 0)
-        shown = self.dynmo("inspect", "out")
-        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.succeeded(self.prepare("text", "--held-out", 0))
+        shown = self.succeeded(self.dynmo("inspect", "out"))
         self.assertIn("naïve 🎉\n" * 3, shown.stdout)
         self.assertIn("end of document 256", shown.stdout)
         described = json.loads(self.dynmo("inspect", "out", "--json").stdout)
@@ -118,7 +115,7 @@ class Inspect(Case):
 
     def test_of_shards_without_a_description(self):
         self.write("text/a.txt", "some text")
-        self.assertEqual(self.prepare("text", "--held-out", 0).returncode, 0)
+        self.succeeded(self.prepare("text", "--held-out", 0))
         (self.folder / "out/dataset.json").unlink()
         self.assertIn("115 111 109 101", self.dynmo("inspect", "out/train").stdout)
         self.assertIn("some text", self.dynmo("inspect", "out/train", "--tokenizer", "bytes").stdout)

@@ -137,16 +137,14 @@ class Descriptors(Case):
 
 class Paths(Case):
     def test_pipes_are_read(self):
-        direct = self.shell('"$DYNMO" plan profile.json --ranks 2 --json')
-        self.assertEqual(direct.returncode, 0, direct.stderr)
+        direct = self.succeeded(self.shell('"$DYNMO" plan profile.json --ranks 2 --json'))
         for words in ('plan <(cat profile.json) --ranks 2 --json', 'plan /dev/stdin --ranks 2 --json <profile.json',
                       'plan /dev/stdin --ranks 2 --json < <(cat profile.json)',
                       'plan profile.json --json --cluster <(echo \'{"format": "dynmo-cluster-1", "ranks": [{}, {}]}\')'):
             with self.subTest(words=words):
                 result = self.shell(f'"$DYNMO" {words}')
                 self.assertEqual((result.returncode, result.stdout, result.stderr), (0, direct.stdout, ""))
-        simulated = self.shell('"$DYNMO" simulate <(cat s.toml) --json')
-        self.assertEqual(simulated.returncode, 0, simulated.stderr)
+        self.succeeded(self.shell('"$DYNMO" simulate <(cat s.toml) --json'))
 
     def test_standard_output_is_written(self):
         alone = self.shell('"$DYNMO" plan profile.json --ranks 2 --json').stdout
@@ -241,8 +239,7 @@ class Config(Case):
     def test_a_config_from_a_pipe_reaches_every_rank_and_keys_are_flags(self):
         for config in ("--config <(cat c.toml)", "--config=/dev/stdin < <(cat c.toml)"):
             with self.subTest(config=config):
-                result = self.shell(f'rm -rf run; "$DYNMO" train -n 2 --data data --out run --train.steps 2 --train.validation_every=0 {config}')
-                self.assertEqual(result.returncode, 0, result.stderr)
+                self.succeeded(self.shell(f'rm -rf run; "$DYNMO" train -n 2 --data data --out run --train.steps 2 --train.validation_every=0 {config}'))
                 written = (self.folder / "run" / "config.toml").read_text()
                 for line in ("hidden = 16", "steps = 2", "validation_every = 0", "ranks = 2"):
                     self.assertIn(line + "\n", written)

@@ -44,8 +44,7 @@ class Case(FreshFolderCase):
 
     def plan(self, *words):
         """The JSON that a plan with `words` prints, checked for what every plan must hold."""
-        result = self.run_plan(*words, "--json")
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        result = self.succeeded(self.run_plan(*words, "--json"))
         self.assertEqual(result.stderr, "")
         plan = json.loads(result.stdout)
         self.assertLessEqual(FIELDS, set(plan))
@@ -162,8 +161,7 @@ class Infeasible(Case):
 
 class Answers(Case):
     def test_a_plan_is_a_table_and_a_picture(self):
-        result = self.run_plan("uneven.json", "--ranks", 4, "--micro-batches", 8, "--evaluations", 50)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = self.succeeded(self.run_plan("uneven.json", "--ranks", 4, "--micro-batches", 8, "--evaluations", 50))
         self.assertEqual(result.stderr, "")
         for words in ["8 layers on 4 ranks, 8 micro-batches", "in flight", "block0", "step time", "x ideal", "uniform 1f1b",
                       "fill and drain", "communication", " -> ", "rank 3 |", "F forward"]:
@@ -318,8 +316,8 @@ class Models(Case):
         self.assertNotIn("formulas", measured)
         self.assertNotIn("tokens/s", measured)
         # Its plan is one that --from reads.
-        self.assertEqual(self.run_plan(*words, "--out", "plan.json").returncode, 0)
-        self.assertEqual(self.run_plan(*words, "--from", "plan.json").returncode, 0)
+        self.succeeded(self.run_plan(*words, "--out", "plan.json"))
+        self.succeeded(self.run_plan(*words, "--from", "plan.json"))
 
     def test_a_head_in_slices_no_longer_bounds_the_step(self):
         self.write("config.json", {**LLAMA, "vocab_size": 128256})

@@ -33,8 +33,7 @@ class Case(FreshFolderCase):
         return self.run_program("simulate", *words)
 
     def answer(self, *words):
-        result = self.simulate(*words)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = self.succeeded(self.simulate(*words))
         for line in result.stderr.splitlines():
             self.assertRegex(line, r"^dynmo: [a-z:-]+ took [0-9.]+ m?u?s$")
         return result.stdout

@@ -71,8 +71,7 @@ class ChannelsOnDevice(SurvivalCase):
                 ("shared", {"DYNMO_STRICT_NCCL": "23003", "NCCL_MULTI_RANK_GPU_ENABLE": "1"},
                  "by NCCL: NCCL 2.30.3, 2 ranks share 1 device")):
             with self.subTest(wanted), channels(how, **more):
-                done = self.run_command(self.command("-n", "2", "--overwrite", run="said", extra=(*self.SETTINGS, "train.steps=3")))
-                self.assertEqual(done.returncode, 0, done.stderr)
+                done = self.succeed(self.command("-n", "2", "--overwrite", run="said", extra=(*self.SETTINGS, "train.steps=3")))
                 self.assertIn("activations and gradients pass " + wanted, done.stdout + done.stderr)
                 self.assertEqual(sorted(self.losses_of("said")), [0, 1, 2])
 

@@ -26,13 +26,11 @@ class MemoryOfADevice(ElasticCase):
     def test_ranks_share_it(self):
         """Of two devices, one for each of two ranks, or for two."""
         for ranks, room in (2, "184 MiB"), (4, "92 MiB"):
-            done = self.train(f"shared-{ranks}", 200 << 20, ranks=ranks)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            done = self.succeeded(self.train(f"shared-{ranks}", 200 << 20, ranks=ranks))
             self.assertIn(self.room(done.stdout), (room, room.replace(" MiB", ".0 MiB")))
 
     def test_records_tell_the_most_that_was_allocated(self):
-        done = self.train("told", 200 << 20, ranks=2)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.succeeded(self.train("told", 200 << 20, ranks=2))
         for rank in range(2):
             lines = (self.folder / f"told/records/rank-{rank}.jsonl").read_text().splitlines()
             told = [json.loads(line)["device_memory_bytes"] for line in lines]
@@ -40,8 +38,7 @@ class MemoryOfADevice(ElasticCase):
             self.assertGreater(told[0], 100_000)
         report = self.run_command([DYNMO, "report", str(self.folder / "told")])
         self.assertRegex(report.stdout, r"device mem +\d+\.\d [KM]iB")
-        on_cpu = self.run_command(self.command("-n", "2", run="cpu", extra=(*self.SETTINGS, "run.device=cpu")))
-        self.assertEqual(on_cpu.returncode, 0, on_cpu.stderr)
+        self.succeed(self.command("-n", "2", run="cpu", extra=(*self.SETTINGS, "run.device=cpu")))
         for name in "records/rank-0.jsonl", "summary.json":
             self.assertNotIn("device_memory", (self.folder / "cpu" / name).read_text())
 
@@ -61,9 +58,7 @@ class MemoryOfADevice(ElasticCase):
         self.assertLess(least, most)
         # Two ranks share each device, of which plans fill 92 %.
         memory = int((most + least) / 0.92)
-        done = self.train("again", memory, "pipeline.recompute=auto", cut)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        done = self.succeeded(self.train("again", memory, "pipeline.recompute=auto", cut))
         self.assertRegex(done.stdout, r"memory   \d+ of \d+ layers run forward again")
-        given = self.train("given", memory, "pipeline.memory=1GiB")
-        self.assertEqual(given.returncode, 0, given.stderr)
+        given = self.succeeded(self.train("given", memory, "pipeline.memory=1GiB"))
         self.assertNotIn("plans fill at most", given.stdout)

@@ -26,9 +26,20 @@ def held_port():
 class ProgramCase(unittest.TestCase):
     """`self.folder` is where the program runs."""
 
-    def run_program(self, *words, timeout=100, env=None):
-        return subprocess.run([DYNMO, *map(str, words)], capture_output=True, text=True, timeout=timeout, check=False,
-                              stdin=subprocess.DEVNULL, cwd=self.folder, env={**os.environ, "LC_ALL": "C", **(env or {})})
+    def run_command(self, command, timeout=120, env=None):
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+                              cwd=self.folder, env={**os.environ, **(env or {})})
+
+    def run_program(self, *words, env=None, **options):
+        return self.run_command([DYNMO, *map(str, words)], env={"LC_ALL": "C", **(env or {})}, **options)
+
+    def succeeded(self, result):
+        """The result of a command, whose exit code is 0."""
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
+
+    def succeed(self, command, **options):
+        return self.succeeded(self.run_command(command, **options))
 
     def assert_error(self, result, code, *words):
         """One line on standard error, with all words; `dynmo simulate` also says how long a policy took."""

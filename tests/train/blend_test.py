@@ -24,36 +24,29 @@ class Blend(RunCase):
         return self.run_command(command[:place] + command[place + 2:])
 
     def prepare(self, corpus, out, *words):
-        done = self.run_command([DYNMO, "data", "prepare", corpus, "--out", out, "--validation", "0.2", *words])
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed([DYNMO, "data", "prepare", corpus, "--out", out, "--validation", "0.2", *words])
 
     def test_any_ranks_and_a_resumed_run_have_the_same_samples(self):
         self.prepare("other corpus", "other")
         blend = ["0.3 data", "0.7 other"]
         for run, ranks in (("whole", 2), ("three", 3)):
-            done = self.train(run, ranks, blend)
-            self.assertEqual(done.returncode, 0, done.stderr)
+            self.succeeded(self.train(run, ranks, blend))
         self.assertEqual(losses(self.folder / "whole"), losses(self.folder / "three"))
-        half = self.train("half", 2, blend)
-        self.assertEqual(half.returncode, 0, half.stderr)
+        self.succeeded(self.train("half", 2, blend))
         for path in (self.folder / "half/checkpoints").glob("step-00000008"):
             path.rename(self.folder / "away")
-        resumed = self.train("half", 3, blend, "--resume")
-        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        resumed = self.succeeded(self.train("half", 3, blend, "--resume"))
         self.assertEqual(digests(newest_manifest(self.folder / "half")), digests(newest_manifest(self.folder / "whole")))
         self.assertNotIn("other tokens", resumed.stdout)
-        spoken = self.run_command([DYNMO, "generate", "whole", "--prompt", "line", "--tokens", "4"])
-        self.assertEqual(spoken.returncode, 0, spoken.stderr)
+        self.succeed([DYNMO, "generate", "whole", "--prompt", "line", "--tokens", "4"])
         # Other shares are other data.
         (self.folder / "half/checkpoints/step-00000008").rename(self.folder / "again")
         other = self.train("half", 2, ["0.4 data", "0.6 other"], "--resume")
         self.assertIn("'data.blend' holds other tokens", other.stdout + other.stderr)
 
     def test_a_set_alone_is_that_set(self):
-        done = self.train("alone", 2, ["2.5 data"])
-        self.assertEqual(done.returncode, 0, done.stderr)
-        plain = self.run_command(self.command("-n", "2", run="plain", extra=EVERY))
-        self.assertEqual(plain.returncode, 0, plain.stderr)
+        self.succeeded(self.train("alone", 2, ["2.5 data"]))
+        self.succeed(self.command("-n", "2", run="plain", extra=EVERY))
         self.assertEqual(digests(newest_manifest(self.folder / "alone")), digests(newest_manifest(self.folder / "plain")))
 
     def test_what_is_no_blend_is_refused(self):

@@ -19,8 +19,7 @@ class Resume(RunCase):
         return self.command("-n", str(ranks), *words, run=run, extra=self.SETTINGS)
 
     def test_killed_and_resumed_on_other_ranks_equals_undisturbed(self):
-        undisturbed = self.run_command(self.train("undisturbed", 2))
-        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        self.succeed(self.train("undisturbed", 2))
         reference = self.folder / "undisturbed"
 
         for ranks in (1, 3):
@@ -29,8 +28,7 @@ class Resume(RunCase):
                                                                    "KILL_AT_PATH": "step-00000030"})
             self.assertEqual(killed.returncode, 5, killed.stdout + killed.stderr)
             self.assertEqual(rank_processes(str(run)), [])
-            resumed = self.run_command(self.train(run.name, ranks, "--resume"))
-            self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+            resumed = self.succeed(self.train(run.name, ranks, "--resume"))
             self.assertIn("resume", resumed.stdout)
             self.assertEqual(losses(run), losses(reference), f"{ranks} ranks")
             self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)), f"{ranks} ranks")
@@ -57,8 +55,7 @@ class Resume(RunCase):
         self.assertEqual((query["dtype"], query["shape"]), ("I8", [32, 32]))
         self.assertEqual(names["buffer.model.layers.0.self_attn.q_proj.weight.reference_scales"]["dtype"], "F32")
         self.assertFalse([name for name in names if name.startswith("buffer.lm_head")])
-        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
-        self.assertEqual(text.returncode, 0, text.stderr)
+        self.succeed([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
 
     def resume_by_rule(self, name, keys, first_step):
         """A run by a rule of freezing, and others that go on from its checkpoints; the records of the first."""
@@ -74,8 +71,7 @@ class Resume(RunCase):
         def frozen(run):
             return [record["frozen_layers"] for record in records(run)]
 
-        undisturbed = self.run_command(train(name, 2))
-        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        self.succeed(train(name, 2))
         reference = self.folder / name
         prefix = frozen(reference)
         most = prefix.index(max(prefix))
@@ -88,8 +84,7 @@ class Resume(RunCase):
             for folder in (run / "checkpoints").glob("step-*[0-9]"):
                 if int(folder.name[5:]) > step:
                     shutil.rmtree(folder)
-            resumed = self.run_command(train(run.name, ranks, "--resume"))
-            self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+            resumed = self.succeed(train(run.name, ranks, "--resume"))
             self.assertIn(f"step {step} of 60", resumed.stdout)
             self.assertEqual(frozen(run)[60:], prefix[step:], f"from step {step}")
             self.assertEqual(losses(run), losses(reference), f"from step {step}")
@@ -103,14 +98,12 @@ class Resume(RunCase):
         def train(run, ranks, *words):
             return self.train(run, ranks, *words) + ["--set", "model.precision=bf16"]
 
-        undisturbed = self.run_command(train("bf16", 2))
-        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        self.succeed(train("bf16", 2))
         reference, run = self.folder / "bf16", self.folder / "bf16-resumed"
         shutil.copytree(reference, run)
         for step in (50, 60):
             shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
-        resumed = self.run_command(train(run.name, 3, "--resume"))
-        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        resumed = self.succeed(train(run.name, 3, "--resume"))
         self.assertIn("step 40", resumed.stdout)
         self.assertEqual(losses(run), losses(reference))
         self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(reference)))
@@ -122,45 +115,38 @@ class Resume(RunCase):
         moments = [f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in names]
         self.assertEqual(sorted(set(header) - {"__metadata__"}), sorted(names + moments))
         self.assertEqual({header[name]["dtype"] for name in names + moments}, {"F32"})
-        text = self.run_command([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
-        self.assertEqual(text.returncode, 0, text.stderr)
+        self.succeed([DYNMO, "generate", str(run), "--prompt", "line ", "--tokens", "3"])
         self.assert_error(self.run_command(self.train(run.name, 2, "--resume")), 2, "checkpoint", "model")
 
     def test_an_adaptive_plan_goes_on_with_its_order(self):
         extra = ["--set", "pipeline.schedule=adaptive", "--set", "balance.enabled=false"]
-        done = self.run_command(self.train("adaptive", 2) + extra)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed(self.train("adaptive", 2) + extra)
         run = self.folder / "adaptive"
         plan = newest_manifest(run)["state"]["plan"]
         self.assertEqual(len(plan["order"]), 2)
         reference = losses(run)
         shutil.rmtree(run / "checkpoints" / "step-00000060")
-        resumed = self.run_command(self.train("adaptive", 2, "--resume") + extra)
-        self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+        self.succeed(self.train("adaptive", 2, "--resume") + extra)
         self.assertEqual(newest_manifest(run)["state"]["plan"], plan)
         self.assertEqual(losses(run), reference)
         # Where it does not fit, it is made anew.
         shutil.rmtree(run / "checkpoints" / "step-00000060")
         halves = ["--set", "batch.micro_batches=2", "--set", "batch.accumulation=2"]
-        other = self.run_command(self.train("adaptive", 2, "--resume") + extra + halves)
-        self.assertEqual(other.returncode, 0, other.stdout + other.stderr)
+        self.succeed(self.train("adaptive", 2, "--resume") + extra + halves)
         self.assertEqual(losses(run), reference)
 
     def test_corrupted_checkpoints(self):
         run = self.folder / "damaged"
-        done = self.run_command(self.train("damaged", 2))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed(self.train("damaged", 2))
         newest, older, oldest = sorted((run / "checkpoints").glob("step-*[0-9]"), reverse=True)
         layer = newest / "layer-0002.safetensors"
         content = bytearray(layer.read_bytes())
         content[len(content) // 2] ^= 1
         layer.write_bytes(content)
-        exported = self.run_command([DYNMO, "checkpoint", "export-hf", "damaged", "--out", "damaged-hf"])
-        self.assertEqual(exported.returncode, 0, exported.stderr)
+        exported = self.succeed([DYNMO, "checkpoint", "export-hf", "damaged", "--out", "damaged-hf"])
         self.assertIn("passed over a damaged checkpoint", exported.stderr)
         self.assertIn("layer-0002.safetensors", exported.stderr)
-        resumed = self.run_command(self.train("damaged", 2, "--resume"))
-        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        resumed = self.succeed(self.train("damaged", 2, "--resume"))
         self.assertIn("layer-0002.safetensors", resumed.stdout + resumed.stderr)
         self.assertIn("step 50", resumed.stdout)
 
@@ -170,19 +156,16 @@ class Resume(RunCase):
         self.assert_error(self.run_command(self.train("damaged", 2, "--resume")), 4, "checkpoint")
 
     def test_a_refused_resume_keeps_the_settings_of_the_run(self):
-        done = self.run_command(self.train("kept", 2))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed(self.train("kept", 2))
         config = (self.folder / "kept/config.toml").read_text()
-        prepared = self.run_command([DYNMO, "data", "prepare", "corpus", "--out", "pieces", "--tokenizer", "sentencepiece",
-                                     "--vocab", "280", "--validation", "0.1"])
-        self.assertEqual(prepared.returncode, 0, prepared.stderr)
+        pieces = ("--tokenizer", "sentencepiece", "--vocab", "280", "--validation", "0.1")
+        self.succeed([DYNMO, "data", "prepare", "corpus", "--out", "pieces", *pieces])
         refused = self.run_command([*self.train("kept", 2, "--resume"), "--data", "pieces"])
         self.assertEqual(refused.returncode, 2, refused.stderr)
         self.assertEqual((self.folder / "kept/config.toml").read_text(), config)
 
     def test_resume_of_another_model_is_refused(self):
-        done = self.run_command(self.train("other", 2))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed(self.train("other", 2))
         self.assert_error(self.run_command(self.train("other", 2, "--resume") + ["--set", "model.hidden=64"]), 2,
                           "checkpoint")
 
@@ -196,12 +179,8 @@ class Checkpoints(RunCase):
         return subprocess.run(self.command("-n", "2", *words, run=run, extra=self.SETTINGS), capture_output=True, text=True,
                               timeout=120, stdin=subprocess.DEVNULL, cwd=self.folder, **options)
 
-    def dynmo(self, *words):
-        return self.run_command([DYNMO, *map(str, words)])
-
     def test_a_full_disk_stops_no_training(self):
-        reference = self.train("reference")
-        self.assertEqual(reference.returncode, 0, reference.stderr)
+        self.succeeded(self.train("reference"))
         largest = max(path.stat().st_size for path in (self.folder / "reference/checkpoints").glob("*/layer-*"))
 
         def limit():
@@ -229,8 +208,7 @@ class Checkpoints(RunCase):
         older = self.train("older", "--resume", preexec_fn=limit, restore_signals=False)
         self.assertIn("still good: ", older.stdout + older.stderr)
         self.assertIn("checkpoints/step-00000020", older.stdout)
-        again = self.train("older", "--resume")
-        self.assertEqual(again.returncode, 0, again.stdout + again.stderr)
+        self.succeeded(self.train("older", "--resume"))
         self.assertEqual(digests(newest_manifest(self.folder / "older")), digests(newest_manifest(self.folder / "reference")))
 
     def test_a_disk_without_room(self):
@@ -250,41 +228,37 @@ class Checkpoints(RunCase):
         self.assertEqual(len(losses(run)), 30)
 
     def test_verify_and_inspect_walk_back(self):
-        self.assertEqual(self.train("walk").returncode, 0)
+        self.succeeded(self.train("walk"))
         run = self.folder / "walk"
         # Another run in its folder would take these for its own.
         self.assert_error(self.train("walk"), 2, "walk/checkpoints", "--resume", "--out")
-        self.assertIn("step-00000030: step 30, 8 files, all digests match", self.dynmo("checkpoint", "verify", run).stdout)
+        self.assertIn("step-00000030: step 30, 8 files, all digests match", self.run_program("checkpoint", "verify", run).stdout)
         newest = run / "checkpoints" / "step-00000030"
         layer = newest / "layer-0004.safetensors"
         layer.write_bytes(layer.read_bytes()[:-5])
         (run / "checkpoints" / "step-00000040").mkdir()  # lost its manifest, or is somebody else's
-        verified = self.dynmo("checkpoint", "verify", run)
-        self.assertEqual(verified.returncode, 0, verified.stderr)
+        verified = self.succeeded(self.run_program("checkpoint", "verify", run))
         lines = verified.stdout.splitlines()
         self.assertIn("step-00000040", lines[0])
         self.assertIn("DAMAGED", lines[0])
         self.assertIn("layer-0004.safetensors has", lines[1])
         self.assertIn("step-00000020: step 20", lines[2])
-        inspected = self.dynmo("checkpoint", "inspect", run)
-        self.assertEqual(inspected.returncode, 0, inspected.stderr)
+        inspected = self.succeeded(self.run_program("checkpoint", "inspect", run))
         self.assertIn("ignored: ", inspected.stdout)
         self.assertIn("step       20", inspected.stdout)
-        resumed = self.train("walk", "--resume")
-        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        resumed = self.succeeded(self.train("walk", "--resume"))
         self.assertIn("layer-0004.safetensors", resumed.stdout)
         self.assertIn("step 20 of 30", resumed.stdout)
 
         for manifest in (run / "checkpoints").glob("*/manifest.json"):
             manifest.write_text('{"format": "something-else"}')
         for words in (("verify", run), ("inspect", run)):
-            self.assert_error(self.dynmo("checkpoint", *words), 4, "no usable checkpoint", "manifest.json")
+            self.assert_error(self.run_program("checkpoint", *words), 4, "no usable checkpoint", "manifest.json")
 
     def test_killed_while_writing(self):
         """A rank is killed before its n-th operation on a checkpoint under way: what is listed verifies, resume is exact."""
         extra = ("train.steps=20", "checkpoint.every=2", "checkpoint.keep=3", "run.trace_steps=0")
-        undisturbed = self.run_command(self.command("-n", "2", run="steady", extra=extra))
-        self.assertEqual(undisturbed.returncode, 0, undisturbed.stderr)
+        self.succeed(self.command("-n", "2", run="steady", extra=extra))
         steady = self.folder / "steady"
         wanted = digests(newest_manifest(steady))
         committed = sorted((steady / "checkpoints").glob("step-*[0-9]"))
@@ -306,11 +280,9 @@ class Checkpoints(RunCase):
             self.assertEqual(killed.returncode, 5, killed.stdout + killed.stderr)
             self.assertEqual(len(half_written), 1, operation)
             self.assertFalse(rank_processes(str(run)))
-            verified = self.dynmo("checkpoint", "verify", run)
-            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+            verified = self.succeeded(self.run_program("checkpoint", "verify", run))
             self.assertNotIn("DAMAGED", verified.stdout)
-            resumed = self.run_command(self.command("-n", "3", "--resume", run=run.name, extra=extra))
-            self.assertEqual(resumed.returncode, 0, resumed.stdout + resumed.stderr)
+            self.succeed(self.command("-n", "3", "--resume", run=run.name, extra=extra))
             self.assertEqual(digests(newest_manifest(run)), wanted)
         self.assertEqual(ended[-1], 0, "all operations of a rank on two checkpoints were reached")
         self.assertGreater(len(ended), 4, ended)

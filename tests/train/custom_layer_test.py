@@ -22,8 +22,7 @@ class CustomLayer(ExampleCase):
 
     def test_the_example_trains(self):
         run = self.folder / "primer"
-        result = self.run_command([os.environ["CUSTOM_LAYER"], str(self.data), str(run)])
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.succeed([os.environ["CUSTOM_LAYER"], str(self.data), str(run)])
         values = list(losses(run).values())
         self.assertEqual(len(values), 30)
         self.assertLess(sum(values[-5:]) / 5, 0.8 * values[0])
@@ -39,8 +38,7 @@ class CustomSource(ExampleCase):
         run = self.folder / name
         settings = [*TINY, f"data.path={self.data}", f"run.directory={run}", f"train.steps={self.STEPS}", "balance.window=3",
                     "checkpoint.every=8", *extra]
-        result = self.run_command([os.environ["CUSTOM_SOURCE"], str(ranks), *settings])
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.succeed([os.environ["CUSTOM_SOURCE"], str(ranks), *settings])
         return run
 
     def test_any_number_of_ranks_trains_the_same_numbers(self):

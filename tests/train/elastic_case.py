@@ -62,9 +62,7 @@ class ElasticCase(RunCase):
         return self.run_command([DYNMO, "ctl", str(self.folder / run), *words], timeout=LIMIT)
 
     def done(self, run, *words):
-        result = self.ctl(run, *words)
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result.stdout
+        return self.succeeded(self.ctl(run, *words)).stdout
 
     def refused(self, result, *wanted, code=2):
         self.assertEqual(result.returncode, code, result.stdout + result.stderr)

@@ -16,7 +16,7 @@ import termios
 import time
 
 from program import DYNMO, held_port
-from run_case import RunCase, digests, losses, newest_manifest, rank_processes
+from run_case import RunCase, losses, newest_manifest, rank_processes
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 120  # seconds for anything to happen: bounds a hang, decides nothing
@@ -30,9 +30,7 @@ def content(folder):
 
 class Case(RunCase):
     def done(self, *words, run, extra=()):
-        result = self.run_command(self.command("-n", "2", *words, run=run, extra=extra))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result
+        return self.succeed(self.command("-n", "2", *words, run=run, extra=extra))
 
     def start(self, *words, run, extra=(), **options):
         process = subprocess.Popen(self.command("-n", "2", *words, run=run, extra=extra), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -163,13 +161,12 @@ class Repeat(Case):
             as_rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.assert_error(self.run_command(self.command(run="finished"), env=as_rank), 2, "holds an earlier run")
         self.assertEqual(content(run), before)
-        self.assertEqual(self.run_command(self.command("--dry-run", run="finished")).returncode, 0)
+        self.succeed(self.command("--dry-run", run="finished"))
         self.assertEqual(content(run), before)
 
     def test_overwriting_removes_the_whole_earlier_run_and_nothing_else(self):
         run = self.folder / "first"
-        result = self.run_command(self.command("-n", "3", run="first", extra=("train.steps=8", "checkpoint.every=4")))
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.succeed(self.command("-n", "3", run="first", extra=("train.steps=8", "checkpoint.every=4")))
         (run / "notes.txt").write_text("mine")
         self.assertTrue((run / "records" / "rank-2.jsonl").exists())
         done = self.done("--overwrite", run="first", extra=("train.steps=5",))
@@ -282,24 +279,18 @@ def rows_of(seen):
 
 
 class Tokenizer(Case):
-    def dynmo(self, *words):
-        return self.run_command([DYNMO, *map(str, words)])
-
     def test_another_one_in_the_same_folder_is_an_error_and_an_export_has_its_own(self):
         prepare = ["data", "prepare", "corpus", "--out", "pieces", "--held-out", "0.1", "--tokenizer"]
-        self.assertEqual(self.dynmo(*prepare, "sentencepiece", "--vocabulary", 290).returncode, 0)
-        trained = self.dynmo("train", "--data", "pieces", "--out", "spoken", "-n", 2, *self.command(extra=("train.steps=4", "checkpoint.every=4"))[6:])
-        self.assertEqual(trained.returncode, 0, trained.stderr)
-        exported = self.dynmo("checkpoint", "export-hf", "spoken", "--out", "exported")
+        self.succeeded(self.run_program(*prepare, "sentencepiece", "--vocabulary", 290))
+        self.succeeded(self.run_program("train", "--data", "pieces", "--out", "spoken", "-n", 2, *self.command(extra=("train.steps=4", "checkpoint.every=4"))[6:]))
+        exported = self.run_program("checkpoint", "export-hf", "spoken", "--out", "exported")
         self.assertEqual((exported.returncode, exported.stderr), (0, ""))
         self.assertIn("tokenizer.model", exported.stdout)
         self.assertEqual((self.folder / "exported/tokenizer.model").read_bytes(), (self.folder / "pieces/tokenizer.model").read_bytes())
-        spoken = self.dynmo("generate", "exported", "--prompt", "line 3", "--tokens", 4)
-        self.assertEqual(spoken.returncode, 0, spoken.stderr)
+        self.succeeded(self.run_program("generate", "exported", "--prompt", "line 3", "--tokens", 4))
 
-        self.assertEqual(self.dynmo(*prepare, "bytes", "--overwrite").returncode, 0)
-        self.assert_error(self.dynmo("generate", "spoken", "--prompt", "line 3"), 2, "'pieces' have another tokenizer now", "--tokenizer")
-        without = self.dynmo("checkpoint", "export-hf", "spoken", "--out", "without")
-        self.assertEqual(without.returncode, 0, without.stderr)
+        self.succeeded(self.run_program(*prepare, "bytes", "--overwrite"))
+        self.assert_error(self.run_program("generate", "spoken", "--prompt", "line 3"), 2, "'pieces' have another tokenizer now", "--tokenizer")
+        without = self.succeeded(self.run_program("checkpoint", "export-hf", "spoken", "--out", "without"))
         self.assertIn("no tokenizer is exported: the data 'pieces' have another tokenizer now", without.stderr)
         self.assertEqual(sorted(path.name for path in (self.folder / "without").iterdir()), ["config.json", "model.safetensors"])

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of `dynmo report --html` in a browser: no word on its console, and a mark for each number."""
 import json
-import os
 import re
 import unittest
 
@@ -23,9 +22,7 @@ class HtmlBrowser(RunCase):
 
     def page(self, *runs):
         out = self.folder / "out.html"
-        done = self.run_command([DYNMO, "report", *map(str, runs), "--html", str(out)],
-                                env={**os.environ, "DYNMO_VEGA": str(VEGA / "vega.js")})
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed([DYNMO, "report", *map(str, runs), "--html", str(out)], env={"DYNMO_VEGA": str(VEGA / "vega.js")})
         return out, json.loads(re.findall(r'id="document">(.*?)</script>', out.read_text(), re.DOTALL)[0])
 
     def test_shows_every_chart_with_its_marks(self):

@@ -137,8 +137,7 @@ class HtmlReport(RunCase):
 
     def document(self, *runs):
         out = self.folder / "out.html"
-        result = self.report(*runs, "--html", str(out))
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.succeeded(self.report(*runs, "--html", str(out)))
         page = out.read_text()
         found = re.findall(r'<script type="application/json" id="document">(.*?)</script>', page, re.DOTALL)
         self.assertEqual(len(found), 1)
@@ -293,10 +292,9 @@ class HtmlReport(RunCase):
                   for i in range(6)]
         profile = self.folder / "profile.json"
         profile.write_text(json.dumps({"format": "dynmo-profile-1", "layers": layers}))
-        done = self.run_command([DYNMO, "train", "-n", "2", "--steps", "12", "--out", str(self.folder / "emulated"), *settings(
+        done = self.succeed([DYNMO, "train", "-n", "2", "--steps", "12", "--out", str(self.folder / "emulated"), *settings(
             ["run.device=emulated", "train.validation_every=0", "pipeline.pin=false", f"emulated.profile={profile}", "pipeline.cut=[5,1]",
              "batch.micro_batches=4"])])
-        self.assertEqual(done.returncode, 0, done.stderr)
         document, _ = self.document(str(self.folder / "emulated"))
         spans = tables_of(document["runs"][0])["spans"]
         plans = list(dict.fromkeys(row["plan"] for row in spans))

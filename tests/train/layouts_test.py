@@ -15,9 +15,7 @@ class Replicas(RunCase):
                 "train.validation_every=6", "train.validation_steps=1")
 
     def train(self, run, *extra, words=()):
-        result = self.run_command(self.command(*words, run=run, extra=(*self.SETTINGS, *extra)))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result.stdout
+        return self.succeed(self.command(*words, run=run, extra=(*self.SETTINGS, *extra))).stdout
 
     def validation_line(self, text):
         return re.search(r"validation loss [0-9.]+", text)[0]
@@ -85,7 +83,7 @@ class Replicas(RunCase):
             # A config may be that of another run.
             (self.folder / "two.toml").write_text("[pipeline]\nranks = 2\n")
             done = self.run_command(self.command("--config", "two.toml", run="launched", extra=("train.steps=2",)), env=env)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeeded(done)
         self.assertIn("ranks    1 of the launcher: pipeline.ranks = 2 counts ranks that `dynmo train` starts", done.stdout)
 
     def test_no_replicas(self):
@@ -100,9 +98,7 @@ class Schedules(RunCase):
     def test_all_train_to_the_same_numbers(self):
         found = {}
         for schedule in ("1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "auto"):
-            result = self.run_command(self.command("-n", "2", "--steps", "4", run=schedule,
-                                                   extra=[f"pipeline.schedule={schedule}"]))
-            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.succeed(self.command("-n", "2", "--steps", "4", run=schedule, extra=[f"pipeline.schedule={schedule}"]))
             found[schedule] = losses(self.folder / schedule)
             self.assertEqual(len(found[schedule]), 4)
             self.assertEqual(found[schedule], found["1f1b"], schedule)
@@ -111,11 +107,9 @@ class Schedules(RunCase):
         """Pruning changes the losses, exits and experts the layers too; the dense run in the same process has none of them."""
         sources = ("pruning.enabled=true", "pruning.start=1", "pruning.end=4", "pruning.every=1", "early_exit.enabled=true",
                    "early_exit.exit_every=1", "early_exit.warm_up=1")
-        alone = self.run_command(self.command("-n", "2", "--steps", "8", run="plain"))
-        self.assertEqual(alone.returncode, 0, alone.stderr)
-        result = self.run_command(self.command("-n", "2", "--steps", "8", "--compare", "dense,static,balanced", run="against-dense",
-                                               extra=sources))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.succeed(self.command("-n", "2", "--steps", "8", run="plain"))
+        compare = ("--compare", "dense,static,balanced")
+        result = self.succeed(self.command("-n", "2", "--steps", "8", *compare, run="against-dense", extra=sources))
         runs = {run["name"]: run for run in json.loads((self.folder / "against-dense/summary.json").read_text())["runs"]}
         plain = json.loads((self.folder / "plain/summary.json").read_text())["runs"][0]
         self.assertEqual(list(runs), ["dense", "static", "balanced"])
@@ -149,8 +143,7 @@ class Emulated(RunCase):
                 *settings(["run.device=emulated", "train.validation_every=0", "pipeline.pin=false", *extra]), *words]
 
     def test_ranks_sleep_for_their_layers_and_say_so(self):
-        result = self.run_command(self.command(extra=[f"emulated.profile={self.profile()}", "emulated.memory_scale=0.01"]))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        result = self.succeed(self.command(extra=[f"emulated.profile={self.profile()}", "emulated.memory_scale=0.01"]))
         # Every output says so, what the run prints at its end and what `report` says of it.
         folder = self.folder / "emulated"
         self.assertIn("device   EMULATED", result.stdout)
@@ -164,8 +157,7 @@ class Emulated(RunCase):
         self.assertIn("EMULATED", self.run_command(self.command(
             "--dry-run", extra=[f"emulated.profile={self.profile()}"])).stdout)
         for name in "profile=profile.json", "trace=load-trace.jsonl":  # which are read back
-            read = self.run_command(self.command("--dry-run", extra=["emulated." + name.replace("=", f"={folder}/")]))
-            self.assertEqual(read.returncode, 0, read.stderr)
+            self.succeed(self.command("--dry-run", extra=["emulated." + name.replace("=", f"={folder}/")]))
         records = [json.loads(line) for line in (self.folder / "emulated/records/rank-0.jsonl").read_text().splitlines()]
         # 8 micro-batches through two layers of three passes of 2 ms, by the emulated device's own time: a step that follows
         # one whose end came late is shorter by the host's clock.
@@ -185,8 +177,7 @@ class Emulated(RunCase):
             command = self.command("--compare", "static,balanced", extra=[
                 f"emulated.profile={profile}", f"emulated.time_scale={scale}", "pipeline.cut=[2,2]", "batch.micro_batches=4"])
             command[command.index("-n") + 1] = "2"
-            result = self.run_command(command)
-            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            result = self.succeed(command)
             self.assertIn(f"layers sleep for {scale} x the times of", result.stdout)
             self.assertRegex(result.stdout, r"best possible .* from given costs\)")
             folder = self.folder / "emulated"
@@ -209,9 +200,8 @@ class Emulated(RunCase):
         trace.write_text("".join(json.dumps(line) + "\n" for line in (
             {"format": "dynmo-load-trace-1", "layers": [{"name": f"layer{i}", **layer} for i in range(4)]},
             {"step": 0}, {"step": 2, **{key: [0.001] * 4 for key in ("forward_s", "backward_input_s", "backward_weight_s")}})))
-        result = self.run_command(self.command("--compare", "dense,static", extra=[
+        result = self.succeed(self.command("--compare", "dense,static", extra=[
             f"emulated.trace={trace}", "pipeline.cut=[1,1,1,1]", "batch.micro_batches=4"]))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         for line in (self.folder / "emulated/dense/records/rank-0.jsonl").read_text().splitlines():
             self.assertGreaterEqual(json.loads(line)["busy_s"], 4 * 0.012 - 1e-9)
         self.assertRegex(result.stdout, r"\nover dense [0-9.]+ x")
@@ -225,8 +215,7 @@ class Emulated(RunCase):
                                       "batch.micro_batches=2", "emulated.slow_ranks=[1]", "emulated.slow_speed=0.25",
                                       "emulated.slow_from=25"])
         command[command.index("--steps") + 1] = "60"
-        result = self.run_command(command)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = self.succeed(command)
         said = [line for line in result.stdout.splitlines() if "is slow" in line]
         self.assertEqual(len(said), 1, said)
         self.assertRegex(said[0], r"step +(2[89]|3\d)  rank 1 is slow: its layers take [345]\.\d\d x as long since step 2\d")

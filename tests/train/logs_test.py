@@ -40,8 +40,7 @@ class Logs(RunCase):
 
     def test_each_rank_has_a_file_of_what_happened(self):
         begin = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=1)
-        done = self.train("three", extra=("checkpoint.every=3", "train.validation_every=3", "run.log_level=debug"))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.succeeded(self.train("three", extra=("checkpoint.every=3", "train.validation_every=3", "run.log_level=debug")))
         self.assertEqual(sorted(path.name for path in (self.folder / "three" / "log").iterdir()), [f"rank-{rank}.log" for rank in range(3)])
         end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1)
         for rank in range(3):
@@ -66,17 +65,15 @@ class Logs(RunCase):
     def test_levels_leave_out_what_matters_less(self):
         for level, wanted in (("info", {"info"}), ("warning", set())):
             run = f"level-{level}"
-            done = self.train(run, ranks=2, extra=(f"run.log_level={level}",))
-            self.assertEqual(done.returncode, 0, done.stderr)
+            self.succeeded(self.train(run, ranks=2, extra=(f"run.log_level={level}",)))
             self.assertEqual({line.level for line in self.lines(run, 1)}, wanted)
 
     def test_a_resumed_run_appends(self):
         extra = ("checkpoint.every=3",)
-        self.assertEqual(self.train("resumed", ranks=2, extra=extra).returncode, 0)
+        self.succeeded(self.train("resumed", ranks=2, extra=extra))
         before = (self.folder / "resumed" / "log" / "rank-1.log").read_bytes()
         shutil.rmtree(self.folder / "resumed" / "checkpoints" / "step-00000006")
-        done = self.train("resumed", "--resume", ranks=2, extra=extra)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeeded(self.train("resumed", "--resume", ranks=2, extra=extra))
         after = (self.folder / "resumed" / "log" / "rank-1.log").read_bytes()
         self.assertTrue(after.startswith(before) and len(after) > len(before))
         self.assertEqual(len([line for line in self.lines("resumed", 1) if line.text.startswith("begins ")]), 2)
@@ -91,8 +88,7 @@ class Logs(RunCase):
         self.wait_for(process, lambda: all(self.has(self.folder / "lost" / "records" / f"rank-{rank}.jsonl", '"step":3') for rank in range(3)))
         os.kill(victim, signal.SIGKILL)
         self.wait_for(process, lambda: all(self.has(logs / f"rank-{rank}.log", "run: recovery") for rank in (0, 2)))
-        stopped = self.run_command([DYNMO, "ctl", str(self.folder / "lost"), "stop"])
-        self.assertEqual(stopped.returncode, 0, stopped.stderr)
+        self.succeed([DYNMO, "ctl", str(self.folder / "lost"), "stop"])
         out, _ = process.communicate(timeout=100)
         self.assertEqual(process.returncode, 130, out)
         for rank in (0, 2):
@@ -108,8 +104,7 @@ class Logs(RunCase):
         logs = self.folder / "full" / "log"
         logs.mkdir(parents=True)
         (logs / "rank-1.log").symlink_to("/dev/full")
-        done = self.train("full", ranks=2)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.succeeded(self.train("full", ranks=2))
         said = [line for line in (done.stdout + done.stderr).splitlines() if "cannot write the log" in line]
         self.assertEqual(said, [f"[rank 1] log      cannot write the log '{logs}/rank-1.log': No space left on device; training goes on"])
         self.assertEqual(self.lines("full", 0)[-1].text, "ended with exit code 0")

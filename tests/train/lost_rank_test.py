@@ -55,8 +55,7 @@ class Restarts(RunCase):
             time.sleep(0.002)
 
     def test_all_begin_again_from_the_newest_checkpoint(self):
-        steady = self.run_command(self.command("-n", "2", run="undisturbed", extra=self.EXTRA))
-        self.assertEqual(steady.returncode, 0, steady.stderr)
+        self.succeed(self.command("-n", "2", run="undisturbed", extra=self.EXTRA))
         run = self.folder / "restarted"
         process = self.start("restarted", "--restarts", "2")
         first = self.kill_one(process, run, lambda: list((run / "checkpoints").glob("step-*[0-9]")))
@@ -146,8 +145,7 @@ class LostRank(RunCase):
             self.assertIn(f"rank {victim}", lines[0])
         self.assertEqual(rank_processes(str(run)), [])
         if "migration" not in where:
-            verified = self.run_command([FAULT_PROGRAM, "verify", "0", str(self.data), str(run)])
-            self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+            self.succeed([FAULT_PROGRAM, "verify", "0", str(self.data), str(run)])
 
     def test_in_forward(self):
         for victim, launcher in ((0, True), (1, False), (1, True)):

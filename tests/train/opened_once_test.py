@@ -8,7 +8,6 @@ import unittest
 
 from elastic_case import ElasticCase
 from program import DYNMO
-from run_case import RunCase
 
 HOOK = os.environ.get("KILL_AT_WRITE_LIBRARY", "")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,9 +31,7 @@ class OpenedOnce(ElasticCase):
         self.assertEqual([sorted(names) for names in of.values()], [sorted(files)] * processes, opened)
 
     def train(self, run, *extra, words=(), pattern="*/data/*.bin"):
-        result = self.run_command(self.command("-n", "3", *words, run=run, extra=("train.steps=4", *extra)), env=self.watch(run, pattern))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result
+        return self.succeed(self.command("-n", "3", *words, run=run, extra=("train.steps=4", *extra)), env=self.watch(run, pattern))
 
     def test_by_the_launcher_and_each_rank(self):
         self.train("validated", "train.validation_every=2", "train.validation_steps=1")
@@ -70,8 +67,7 @@ class OpenedOnce(ElasticCase):
 
     def test_the_weights_too(self):
         self.train("before", "checkpoint.every=4")
-        exported = self.run_command([DYNMO, "checkpoint", "export-hf", "before", "--out", "exported"])
-        self.assertEqual(exported.returncode, 0, exported.stderr)
+        self.succeed([DYNMO, "checkpoint", "export-hf", "before", "--out", "exported"])
         self.train("after", "train.init=exported", "pruning.enabled=true", "pruning.start=1", "pruning.end=3", "pruning.every=1",
                    "pruning.sparse_above=auto", pattern="*.safetensors")
         self.assert_once("after", 4, ["model.safetensors"])

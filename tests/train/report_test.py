@@ -9,13 +9,11 @@ from run_case import RunCase, settings
 
 class Report(RunCase):
     def test_says_again_what_the_run_said_with_layers_and_traffic(self):
-        result = self.run_command(self.command("-n", "2", "--steps", "24", run="told", extra=[
+        result = self.succeed(self.command("-n", "2", "--steps", "24", run="told", extra=[
             "pipeline.cut=[4,4]", "balance.enabled=false", "train.validation_every=12", "train.validation_steps=1",
             "checkpoint.every=12"]))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         run = self.folder / "told"
-        report = self.run_command([DYNMO, "report", str(run)])
-        self.assertEqual(report.returncode, 0, report.stderr)
+        report = self.succeed([DYNMO, "report", str(run)])
         said = result.stdout[result.stdout.index("\nrun  ") + 1:]
         self.assertTrue(report.stdout.startswith(said), said + "\n---\n" + report.stdout)
         self.assertRegex(said, r"predicted  step time: median error [0-9.]+ %, worst [0-9.]+ %, over 2[0-9] steps")
@@ -43,8 +41,7 @@ class Report(RunCase):
         self.assertEqual(known, interval["predicted"])
         self.assertEqual({(row["from"], row["to"], row["purpose"]): (row["messages"], row["bytes"]) for row in known},
                          {key: value for key, value in traffic.items() if key[2] != "control"})
-        shown = self.run_command([DYNMO, "report", str(run), "--traffic"])
-        self.assertEqual(shown.returncode, 0, shown.stderr)
+        shown = self.succeed([DYNMO, "report", str(run), "--traffic"])
         self.assertRegex(shown.stdout, r"^activation 416.0 KiB as predicted, gradient 384.0 KiB as predicted, control ")
         for ending, begins in [("svg", "<svg "), ("csv", "generation,first_step,"), ("json", "[\n")]:
             out = self.folder / f"told.{ending}"
@@ -79,14 +76,12 @@ class Report(RunCase):
         # What the layers cost over the run, as a simulation and emulated ranks read it.
         trace = run / "load-trace.jsonl"
         self.assertEqual([json.loads(line)["step"] for line in trace.read_text().splitlines()[1:]], [0, 10, 20])
-        emulated = self.run_command([DYNMO, "train", "--out", str(self.folder / "again"), "-n", "2", "--steps", "4", *settings(
+        emulated = self.succeed([DYNMO, "train", "--out", str(self.folder / "again"), "-n", "2", "--steps", "4", *settings(
             ["run.device=emulated", f"emulated.trace={trace}", "train.validation_every=0", "pipeline.pin=false"])])
-        self.assertEqual(emulated.returncode, 0, emulated.stderr)
         self.assertIn("EMULATED", emulated.stdout)
 
         # Resumed when nothing is left to do, a run keeps what it said at its end.
-        nothing = self.run_command([DYNMO, "train", "--config", str(run / "config.toml"), "--resume", "-n", "2"])
-        self.assertEqual(nothing.returncode, 0, nothing.stderr)
+        nothing = self.succeed([DYNMO, "train", "--config", str(run / "config.toml"), "--resume", "-n", "2"])
         self.assertIn("all 24 steps of the run are done", nothing.stdout)
         self.assertEqual(json.loads((run / "summary.json").read_text()), summary)
 

@@ -51,8 +51,7 @@ class RunFolder(RunCase):
         self.wait_for(process, run / "records" / "rank-0.jsonl", '"step":7')
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=100)
-        resumed = self.run_command(self.command("-n", "2", "--resume", "auto", run="metrics", extra=extra))
-        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.succeed(self.command("-n", "2", "--resume", "auto", run="metrics", extra=extra))
         found = event_files.scalars(run / "tensorboard")
         records = losses(run)
         self.assertEqual(sorted(found["loss_metrics/global_avg_loss"]), list(range(60)))
@@ -149,12 +148,11 @@ class RunFolder(RunCase):
         records = self.folder / "full" / "records"
         records.mkdir(parents=True)
         os.symlink("/dev/full", records / "rank-0.jsonl")
-        done = self.run_command(self.command("-n", "2", run="full", extra=("train.steps=40",)))
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        done = self.succeed(self.command("-n", "2", run="full", extra=("train.steps=40",)))
         told = [line for line in done.stdout.splitlines() if line.startswith("records ")]
         self.assertIn(len(told), (1, 2), done.stdout)  # at once, unless the writer was late, and at the end
         self.assertIn("No space left on device", told[0])
         self.assertIn("40 lines are missing", told[-1])
         self.assertTrue((self.folder / "full" / "summary.json").exists())
-        self.assertEqual(self.run_command(self.command("-n", "2", run="empty", extra=("train.steps=8",))).returncode, 0)
+        self.succeed(self.command("-n", "2", run="empty", extra=("train.steps=8",)))
         self.assertEqual(len(losses(self.folder / "empty")), 8)

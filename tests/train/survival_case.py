@@ -36,8 +36,7 @@ class SurvivalCase(ElasticCase):
 
     def twin(self, name, ranks, *extra):
         if not (self.folder / name).exists():
-            done = self.run_command(self.command("-n", str(ranks), run=name, extra=(*self.SETTINGS, *extra)))
-            self.assertEqual(done.returncode, 0, done.stderr)
+            self.succeed(self.command("-n", str(ranks), run=name, extra=(*self.SETTINGS, *extra)))
 
     def recoveries(self, run, key):
         return [event[key] for event in events(self.folder / run, "recovery")]

@@ -190,8 +190,7 @@ class Survival(SurvivalCase):
     def test_too_few_ranks_for_the_memory_leave_a_checkpoint(self):
         """One of two is left, whose memory does not hold the model: what it has is kept, and two go on from it."""
         dense = tuple(setting for setting in self.SETTINGS if not setting.startswith(("freezing.", "pruning.")))
-        done = self.run_command(self.command("-n", "1", run="full-twin", extra=dense))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed(self.command("-n", "1", run="full-twin", extra=dense))
         memory = "pipeline.memory=600KiB"  # two ranks need 510 KiB each, one 917
         # With checkpoints every ten steps the newest may be newer than the snapshots.
         for every, recompute in ((0, "none"), (0, "auto"), (10, "none")):
@@ -204,8 +203,7 @@ class Survival(SurvivalCase):
                 output = self.ended(process, code=3)
                 step = int(re.search(r"would do, or more ranks; there is a checkpoint of step (\d+); rank 0 was lost", output)[1])
                 self.assertEqual(max(manifests(self.folder / run)), step)
-                done = self.run_command(self.command("-n", "2", "--resume", run=run, extra=more))
-                self.assertEqual(done.returncode, 0, done.stderr)
+                self.succeed(self.command("-n", "2", "--resume", run=run, extra=more))
                 if step % 10 > 0:  # the twin has none of this step
                     shutil.rmtree(self.folder / run / "checkpoints" / f"step-{step:08}")
                 self.assertEqual(self.losses_of(run), self.losses_of("full-twin"))
@@ -227,9 +225,8 @@ class Survival(SurvivalCase):
                 self.assertEqual(summary["size"]["losses"], 1, "a spare is no loss")
                 script = self.folder / "vega.js"
                 script.write_text("window.vegaEmbed = null;")
-                done = self.run_command([DYNMO, "report", str(self.folder / f"grid-{number}"), "--html", str(self.folder / "grid.html")],
-                                        env={**os.environ, "DYNMO_VEGA": str(script)})
-                self.assertEqual(done.returncode, 0, done.stderr)
+                self.succeed([DYNMO, "report", str(self.folder / f"grid-{number}"), "--html", str(self.folder / "grid.html")],
+                             env={"DYNMO_VEGA": str(script)})
                 self.assertIn(f"; lost [{number}]; spares [{loss['spares'][0]}]", (self.folder / "grid.html").read_text())
                 self.assert_as_twin(f"grid-{number}", "grid-twin", unfinished=1)
 

@@ -18,14 +18,10 @@ class TrainedModel(RunCase):
                         "30", *settings(["checkpoint.every=15", "optimizer.learning_rate=1e-2"])], check=True, timeout=120,
                        capture_output=True)
 
-    def dynmo(self, *words):
-        return self.run_command([DYNMO, *map(str, words)])
-
     def test_generate_continues_a_prompt(self):
-        greedy = self.dynmo("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40)
-        self.assertEqual(greedy.returncode, 0, greedy.stderr)
+        greedy = self.succeeded(self.run_program("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40))
         self.assertTrue(greedy.stdout.startswith("line 1"))
-        self.assertEqual(greedy.stdout, self.dynmo("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40).stdout)
+        self.assertEqual(greedy.stdout, self.run_program("generate", self.run_folder, "--prompt", "line 1", "--tokens", 40).stdout)
         # As bytes: what is drawn need not be text.
         drawn = [subprocess.run([DYNMO, "generate", str(self.run_folder), "--prompt", "line", "--temperature", "1", "--seed",
                                  str(seed)], capture_output=True, timeout=120) for seed in (1, 1, 2)]
@@ -33,29 +29,28 @@ class TrainedModel(RunCase):
         self.assertNotEqual(drawn[0].stdout, drawn[2].stdout)
 
     def test_generate_with_wrong_input(self):
-        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", ""), 2, "prompt")
-        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--temperature", 1, "--top-p", 2), 2, "top-p of 2")
-        self.assert_error(self.dynmo("generate", self.folder / "none", "--prompt", "a"), 4, "no usable checkpoint",
+        self.assert_error(self.run_program("generate", self.run_folder, "--prompt", ""), 2, "prompt")
+        self.assert_error(self.run_program("generate", self.run_folder, "--prompt", "a", "--temperature", 1, "--top-p", 2), 2, "top-p of 2")
+        self.assert_error(self.run_program("generate", self.folder / "none", "--prompt", "a"), 4, "no usable checkpoint",
                           f"'{self.folder}/none' does not exist")
         scores = self.folder / "scores"
-        self.assert_error(self.dynmo("generate", self.run_folder, "--prompt", "a", "--scores", scores), 2, "--prompt-tokens")
+        self.assert_error(self.run_program("generate", self.run_folder, "--prompt", "a", "--scores", scores), 2, "--prompt-tokens")
 
     def test_inspect_and_verify(self):
-        inspected = self.dynmo("checkpoint", "inspect", self.run_folder)
+        inspected = self.run_program("checkpoint", "inspect", self.run_folder)
         self.assertIn("model.layers.2.mlp.down_proj.weight", inspected.stdout)
-        verified = self.dynmo("checkpoint", "verify", self.run_folder)
+        verified = self.run_program("checkpoint", "verify", self.run_folder)
         self.assertIn("step 30, 8 files", verified.stdout)
         copy = self.folder / "damaged"
         shutil.copytree(self.run_folder / "checkpoints" / "step-00000030", copy)
         layer = copy / "layer-0003.safetensors"
         layer.write_bytes(layer.read_bytes()[:-1] + b"x")
-        self.assert_error(self.dynmo("checkpoint", "verify", copy), 4, "layer-0003")
-        self.assert_error(self.dynmo("generate", copy, "--prompt", "a"), 4, "layer-0003")
+        self.assert_error(self.run_program("checkpoint", "verify", copy), 4, "layer-0003")
+        self.assert_error(self.run_program("generate", copy, "--prompt", "a"), 4, "layer-0003")
 
     def test_export_writes_what_transformers_reads(self):
         out = self.folder / "hugging-face"
-        result = self.dynmo("checkpoint", "export-hf", self.run_folder, "--out", out)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.succeeded(self.run_program("checkpoint", "export-hf", self.run_folder, "--out", out))
         config = json.loads((out / "config.json").read_text())
         self.assertEqual((config["model_type"], config["num_hidden_layers"], config["vocab_size"]), ("llama", 3, 257))
         data = (out / "model.safetensors").read_bytes()
@@ -65,14 +60,12 @@ class TrainedModel(RunCase):
         self.assertEqual(header["lm_head.weight"]["shape"], [257, 32])
         self.assertFalse(any(name.startswith("optimizer") for name in names))
         words = ["checkpoint", "export-hf", self.run_folder, "--out", out]
-        self.assert_error(self.dynmo(*words), 2, "config.json, model.safetensors", "--overwrite")
-        shards = self.dynmo(*words, "--overwrite", "--dtype", "bf16", "--shard-size", "20kB")
-        self.assertEqual(shards.returncode, 0, shards.stderr)
+        self.assert_error(self.run_program(*words), 2, "config.json, model.safetensors", "--overwrite")
+        shards = self.succeeded(self.run_program(*words, "--overwrite", "--dtype", "bf16", "--shard-size", "20kB"))
         self.assertIn("model-00002-of-", shards.stdout)
         self.assertFalse((out / "model.safetensors").exists())
         self.assertEqual(json.loads((out / "generation_config.json").read_text()), {"eos_token_id": 256})
-        again = self.dynmo("generate", out, "--prompt", "line", "--tokens", 4)
-        self.assertEqual(again.returncode, 0, again.stderr)
+        self.succeeded(self.run_program("generate", out, "--prompt", "line", "--tokens", 4))
 
 
 class Families(RunCase):
@@ -97,19 +90,16 @@ class Families(RunCase):
         for family in self.FAMILIES:
             exported, imported = self.folder / f"{family}-hf", self.folder / f"{family}'s import of $1"
             for words in (["export-hf", self.folder / family, "--out", exported], ["import-hf", exported, imported]):
-                done = self.run_command([DYNMO, "checkpoint", *map(str, words)])
-                self.assertEqual(done.returncode, 0, done.stderr)
+                done = self.succeed([DYNMO, "checkpoint", *map(str, words)])
             command = shlex.split(done.stdout.splitlines()[0].split("train on with: ")[1])
             self.assertEqual(command[:6], ["dynmo", "train", "--config", str(imported / "config.toml"), "--set", f"train.init={imported}"])
             self.assertEqual(json.loads((exported / "config.json").read_text())["model_type"], family)
-            planned = self.run_command([DYNMO, "plan", "--model", str(exported), "--device", "cpu", "--sequence", "16", "--ranks", "2"])
-            self.assertEqual(planned.returncode, 0, planned.stderr)
+            self.succeed([DYNMO, "plan", "--model", str(exported), "--device", "cpu", "--sequence", "16", "--ranks", "2"])
             data = (exported / "model.safetensors").read_bytes()
             self.assertNotIn(b"lm_head.weight", data[:8 + int.from_bytes(data[:8], "little")])
             found = {}
             for source in (family, exported.name, imported.name):
-                done = self.run_command(self.start(family, self.folder / source, f"from-{source}"))
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                done = self.succeed(self.start(family, self.folder / source, f"from-{source}"))
                 self.assertIn("weights  of", done.stdout)
                 found[source] = losses(self.folder / f"from-{source}")
             self.assertEqual(found[family], found[exported.name])
@@ -154,8 +144,7 @@ class Families(RunCase):
 
     def test_tokens_in_and_out(self):
         run = str(self.folder / "gpt2")
-        done = self.run_command([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "5"])
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.succeed([DYNMO, "generate", run, "--prompt-tokens", "108,105", "--tokens", "5"])
         self.assertEqual(len(done.stdout.split()), 5)
         self.assert_error(self.run_command([DYNMO, "generate", run]), 2, "--prompt-tokens")
         self.assert_error(self.run_command([DYNMO, "generate", run, "--prompt-tokens", "999"]), 2, "999")
@@ -188,10 +177,8 @@ class SlicedHead(RunCase):
     EXTRA = ("checkpoint.every=10", "optimizer.learning_rate=1e-2")
 
     def train(self, run, slices, ranks, steps, *words, extra=()):
-        done = self.run_command(self.command("-n", str(ranks), "--steps", str(steps), *words, run=run,
-                                             extra=(*self.EXTRA, f"model.head_slices={slices}", *extra)))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
+        extra = (*self.EXTRA, f"model.head_slices={slices}", *extra)
+        return self.succeed(self.command("-n", str(ranks), "--steps", str(steps), *words, run=run, extra=extra)).stdout
 
     def test_trains_exports_and_goes_on_in_other_slices(self):
         self.train("one-rank", 2, 1, 20)
@@ -206,8 +193,7 @@ class SlicedHead(RunCase):
             self.assertIn("the numbers may differ", output)
             self.assertIn('"head_slices":2', output)
         exported = self.folder / "hf"
-        done = self.run_command([DYNMO, "checkpoint", "export-hf", str(self.folder / "one-rank"), "--out", str(exported)])
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed([DYNMO, "checkpoint", "export-hf", str(self.folder / "one-rank"), "--out", str(exported)])
         data = (exported / "model.safetensors").read_bytes()
         header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
         self.assertEqual(header["lm_head.weight"]["shape"], [257, 32])
@@ -226,15 +212,13 @@ class SlicedHead(RunCase):
         names = [f"head.{slice} of 8" for slice in range(8)]
         for layers in (json.loads(profile.read_text())["layers"], header["layers"]):
             self.assertEqual([layer["name"] for layer in layers[-8:]], names)
-        planned = self.run_command([DYNMO, "plan", str(profile), "--ranks", "4", "--json"])
-        self.assertEqual(planned.returncode, 0, planned.stderr)
+        planned = self.succeed([DYNMO, "plan", str(profile), "--ranks", "4", "--json"])
         self.assertEqual(sum(stage["layers"] for stage in json.loads(planned.stdout)["stages"]), 1 + 2 * 3 + 8)
         # What one slice passes to the next is 2 floats a token wider than what blocks do.
         self.assertEqual([layer["boundary_bytes"] for layer in header["layers"][-9:-1]], [2 * 16 * 32 * 4, *7 * [2 * 16 * 34 * 4]])
         for key, file in (("profile", profile), ("trace", trace)):
-            emulated = self.run_command(self.command("-n", "3", "--steps", "12", run=f"emulated-{key}", extra=(
-                "run.device=emulated", f"emulated.{key}={file}", "run.load_trace=1")))
-            self.assertEqual(emulated.returncode, 0, emulated.stdout + emulated.stderr)
+            extra = ("run.device=emulated", f"emulated.{key}={file}", "run.load_trace=1")
+            self.succeed(self.command("-n", "3", "--steps", "12", run=f"emulated-{key}", extra=extra))
             again = json.loads((self.folder / f"emulated-{key}" / "load-trace.jsonl").read_text().splitlines()[0])["layers"]
             for field in ("name", "parameter_bytes"):
                 self.assertEqual([layer[field] for layer in again], [layer[field] for layer in header["layers"]], (key, field))
@@ -243,8 +227,7 @@ class SlicedHead(RunCase):
             scenario = self.folder / f"{key}.toml"
             given = f'[dynamism]\ntrace = "{file}"' if key == "trace" else f'[model]\nprofile = "{file}"'
             scenario.write_text(f"{given}\n[cluster]\npipeline_ranks = 2\n[training]\nsteps = 12\nmicro_batches = 4\n")
-            simulated = self.run_command([DYNMO, "simulate", str(scenario), "--compare", "optimal,search", "--json"])
-            self.assertEqual(simulated.returncode, 0, simulated.stdout + simulated.stderr)
+            simulated = self.succeed([DYNMO, "simulate", str(scenario), "--compare", "optimal,search", "--json"])
             self.assertEqual([run["name"] for run in json.loads(simulated.stdout)["runs"]], ["dense", "uniform", "optimal", "search"])
 
     def test_wrong_numbers_of_slices(self):
@@ -256,37 +239,30 @@ class SlicedHead(RunCase):
 class SmallFolder(RunCase):
     """The steps of README on little text: what is held out is said, and a run without it trains."""
 
-    def dynmo(self, *words):
-        return self.run_command([DYNMO, *map(str, words)])
-
     def prepare(self, texts, sizes):
         folder = self.folder / f"in-{texts}"
         folder.mkdir()
         for number in range(texts):
             (folder / f"{number}.md").write_text(f"# text {number}\n" + "some words\n" * sizes)
-        made = self.dynmo("data", "prepare", folder, "--out", f"out-{texts}")
-        self.assertEqual(made.returncode, 0, made.stderr)
-        return made.stdout, self.dynmo("train", "--data", f"out-{texts}", "--out", f"run-{texts}", "--steps", "2",
+        made = self.succeeded(self.run_program("data", "prepare", folder, "--out", f"out-{texts}"))
+        return made.stdout, self.run_program("train", "--data", f"out-{texts}", "--out", f"run-{texts}", "--steps", "2",
                                        *settings([*TINY, "train.validation_every=1"]))
 
     def test_of_many_texts_some_are_held_out(self):
         said, done = self.prepare(31, 20)
         self.assertRegex(said, r"validation +[1-9]\d* documents +[1-9]\d* tokens")
         self.assertRegex(said, r"held out +(one document, \d+\.md|\d of 31 documents)")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("validation loss", done.stdout)
+        self.assertIn("validation loss", self.succeeded(done).stdout)
 
     def test_of_one_text_the_end_is_held_out(self):
         said, done = self.prepare(1, 200)
         self.assertIn("held out    the end of 0.md, 2 % of it", said)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("validation loss", done.stdout)
+        self.assertIn("validation loss", self.succeeded(done).stdout)
 
     def test_where_too_little_is_held_out_a_run_trains_without_validation(self):
         said, done = self.prepare(2, 10)
         self.assertIn("held out    the end of", said)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("no validation: 'out-2' holds out", done.stdout)
+        self.assertIn("no validation: 'out-2' holds out", self.succeeded(done).stdout)
         self.assertNotIn("validation loss", done.stdout)
 
 
@@ -295,30 +271,24 @@ class SentencePiece(RunCase):
 
     TRAIN = ["--steps", "25", "-n", "2", *settings(TINY), *settings(["checkpoint.every=25", "optimizer.learning_rate=1e-2"])]
 
-    def dynmo(self, *words):
-        return self.run_command([DYNMO, *map(str, words)])
-
     def test_a_model_continues_text_and_validates(self):
         words = ["data", "prepare", self.folder / "corpus", "--out", "pieces", "--validation", "0.2", "--tokenizer", "sentencepiece"]
-        made = self.dynmo(*words, "--vocab", 290)
-        self.assertEqual(made.returncode, 0, made.stderr)
-        done = self.dynmo("train", "--data", "pieces", "--out", "run", *self.TRAIN, "--set", "train.validation_every=25")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeeded(self.run_program(*words, "--vocab", 290))
+        done = self.succeeded(self.run_program("train", "--data", "pieces", "--out", "run", *self.TRAIN, "--set", "train.validation_every=25"))
         self.assertIn("validation loss", done.stdout)
         prompt = "line 3 of été 🎉"
-        spoken = [self.dynmo("generate", "run", "--prompt", prompt, "--tokens", 30, *more)
+        spoken = [self.run_program("generate", "run", "--prompt", prompt, "--tokens", 30, *more)
                   for more in ([], ["--tokenizer", "pieces/tokenizer.model"], ["--temperature", 3, "--seed", 4])]
-        for result in spoken:
-            self.assertEqual(result.returncode, 0, result.stderr)
+        for result in map(self.succeeded, spoken):
             self.assertTrue(result.stdout.startswith(prompt), result.stdout)  # decoded as UTF-8 by this test
             self.assertGreater(len(result.stdout), len(prompt) + 10)
         self.assertEqual(spoken[0].stdout, spoken[1].stdout)
         words[words.index("pieces")] = "larger"
-        self.assertEqual(self.dynmo(*words, "--vocab", 294).returncode, 0)
-        self.assert_error(self.dynmo("generate", "run", "--prompt", "a", "--tokenizer", "larger"), 2, "vocabulary of 294", "290")
+        self.succeeded(self.run_program(*words, "--vocab", 294))
+        self.assert_error(self.run_program("generate", "run", "--prompt", "a", "--tokenizer", "larger"), 2, "vocabulary of 294", "290")
         (self.folder / "pieces").rename(self.folder / "moved")
-        self.assert_error(self.dynmo("generate", "run", "--prompt", "a"), 2, "--tokenizer")
-        again = self.dynmo("generate", "run", "--prompt", prompt, "--tokens", 30, "--tokenizer", "moved")
+        self.assert_error(self.run_program("generate", "run", "--prompt", "a"), 2, "--tokenizer")
+        again = self.run_program("generate", "run", "--prompt", prompt, "--tokens", 30, "--tokenizer", "moved")
         self.assertEqual(again.stdout, spoken[0].stdout)
 
     def test_a_tokenizer_json_goes_with_its_model(self):
@@ -331,36 +301,31 @@ class SentencePiece(RunCase):
                  "added_tokens": [{"id": 259, "content": "<|endoftext|>", "special": True}]}
         path = self.folder / "theirs.json"
         path.write_text(json.dumps(whole))
-        made = self.dynmo("data", "prepare", self.folder / "corpus", "--out", "json-pieces", "--validation", "0.2", "--tokenizer", path)
-        self.assertEqual(made.returncode, 0, made.stderr)
-        done = self.dynmo("train", "--data", "json-pieces", "--out", "json-run", *self.TRAIN, "--set", "train.validation_every=25")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeeded(self.run_program("data", "prepare", self.folder / "corpus", "--out", "json-pieces", "--validation", "0.2", "--tokenizer", path))
+        done = self.succeeded(self.run_program("train", "--data", "json-pieces", "--out", "json-run", *self.TRAIN, "--set", "train.validation_every=25"))
         self.assertIn("validation loss", done.stdout)
-        exported = self.dynmo("checkpoint", "export-hf", "json-run", "--out", "json-exported")
+        exported = self.run_program("checkpoint", "export-hf", "json-run", "--out", "json-exported")
         self.assertIn("tokenizer.json, tokenizer_config.json", exported.stdout, exported.stderr)
         self.assertEqual((self.folder / "json-exported/tokenizer.json").read_bytes(), path.read_bytes())
-        spoken = [self.dynmo("generate", model, "--prompt", "line 3 of été", "--tokens", 20) for model in ("json-run", "json-exported")]
-        for result in spoken:
-            self.assertEqual(result.returncode, 0, result.stderr)
+        spoken = [self.run_program("generate", model, "--prompt", "line 3 of été", "--tokens", 20) for model in ("json-run", "json-exported")]
+        for result in map(self.succeeded, spoken):
             self.assertTrue(result.stdout.startswith("line 3 of été"), result.stdout)
         self.assertEqual(spoken[0].stdout, spoken[1].stdout)
 
     def test_shards_without_description_train_to_the_same_numbers(self):
-        done = self.dynmo("train", "--data", self.data, "--out", "described", *self.TRAIN)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeeded(self.run_program("train", "--data", self.data, "--out", "described", *self.TRAIN))
         bare = self.folder / "bare"
         bare.mkdir()
         for ending in (".bin", ".idx"):
             shutil.copy(self.data / f"train{ending}", bare / f"part{ending}")
         for number, path in enumerate((bare, bare / "part")):
-            done = self.dynmo("train", "--data", path, "--out", f"bare-{number}", *self.TRAIN, "--set", "data.vocabulary=257")
-            self.assertEqual(done.returncode, 0, done.stderr)
+            self.succeeded(self.run_program("train", "--data", path, "--out", f"bare-{number}", *self.TRAIN, "--set", "data.vocabulary=257"))
             self.assertEqual(losses(self.folder / f"bare-{number}"), losses(self.folder / "described"))
         train = ["train", "--data", bare / "part", "--out", "x", *self.TRAIN]
-        self.assert_error(self.dynmo(*train), 2, "data.vocabulary is not set")
+        self.assert_error(self.run_program(*train), 2, "data.vocabulary is not set")
         validated = [*train, "--set", "data.vocabulary=257", "--set", "train.validation_every=25"]
-        self.assert_error(self.dynmo(*validated), 2, "data.validation_path is not set")
-        done = self.dynmo(*validated, "--set", f"data.validation_path={self.data}/validation")
+        self.assert_error(self.run_program(*validated), 2, "data.validation_path is not set")
+        done = self.run_program(*validated, "--set", f"data.validation_path={self.data}/validation")
         self.assertIn("validation loss", done.stdout, done.stderr)
-        self.assert_error(self.dynmo("train", "--data", self.data, "--out", "x", *self.TRAIN, "--set", "data.vocabulary=9"), 2,
+        self.assert_error(self.run_program("train", "--data", self.data, "--out", "x", *self.TRAIN, "--set", "data.vocabulary=9"), 2,
                           "data.vocabulary is 9", "257")
