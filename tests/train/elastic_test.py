@@ -11,7 +11,7 @@ import time
 
 from elastic_case import LIMIT, ElasticCase, events, manifests
 from program import DYNMO
-from run_case import RunCase, losses, rank_processes, settings
+from run_case import losses, rank_processes, settings
 
 FAULT_PROGRAM = os.environ.get("FAULT_PROGRAM", "")
 
@@ -404,12 +404,11 @@ class Elastic(ElasticCase):
 
     def pack_by_itself(self, trace, schedule):
         run = self.folder / f"packed-{schedule}"
-        result = self.run_command(
+        result = self.succeed(
             [DYNMO, "train", "-n", "4", "--steps", "40", "--out", str(run), *settings((
                 "run.device=emulated", f"emulated.trace={trace}", "train.validation_every=0", "elastic.enabled=true",
                 "elastic.pack=auto", "elastic.release_after=5", "batch.micro_batches=8", "elastic.pack_slack=0.05",
                 f"pipeline.schedule={schedule}"))], timeout=LIMIT)
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertIn("rank-hours saved", result.stdout)
         size = json.loads((run / "summary.json").read_text())["runs"][0]["size"]
         self.assertGreaterEqual(size["changes"], 1, result.stdout)
@@ -421,29 +420,3 @@ class Elastic(ElasticCase):
         self.assertLess(len(records), 40)
         last = events(run, "size")[-1]
         self.assertEqual({stage["rank"] for stage in last["plan"]["stages"]}, set(range(len(last["ranks"]))))
-
-
-class ElasticInput(RunCase):
-    def test_settings(self):
-        for extra, wanted in (
-                (("elastic.pack=auto",), "elastic.pack is 'auto' with elastic.enabled = false, which does not use it"),
-                (("elastic.enabled=true", "elastic.pack=auto", "balance.enabled=false"), "balance.enabled = true, or no elastic.pack"),
-                (("elastic.pack_ranks=2",), "elastic.pack_ranks is 2 with elastic.enabled = false"),
-                (("elastic.enabled=true", "elastic.pack=sometimes"), "never or auto"),
-                (("elastic.enabled=true", "elastic.pack_ranks=2", "elastic.ranks_min=3"), "elastic.ranks_min = 3 or more"),
-                (("elastic.release_command=sh",), "elastic.release_command is 'sh' with elastic.enabled = false"),
-                (("elastic.enabled=true", "elastic.release_after=0"), "elastic.release_after is 0"),
-                (("elastic.listen=loopback",), "elastic.listen is 'loopback' with elastic.enabled = false"),
-                (("elastic.enabled=true", "elastic.listen="), "auto, loopback or an address of this host"),
-                (("elastic.enabled=true", "elastic.listen=192.0.2.1"), "'192.0.2.1' is no address of this host")):
-            result = self.run_command(self.command("-n", "2", run="refused", extra=extra))
-            self.assertEqual(result.returncode, 2, result.stderr)
-            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
-            self.assertIn(wanted, result.stderr)
-        result = self.run_command(self.command("-n", "2", "--compare", "static,balanced", run="refused", extra=("elastic.enabled=true",)))
-        self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertIn("elastic.enabled is true with --compare", result.stderr)
-        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-        result = self.run_command(self.command(run="refused", extra=("elastic.enabled=true", "elastic.listen=127.0.0.1")), env=place)
-        self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertIn("elastic.listen is 127.0.0.1, wanted auto or loopback", result.stderr)

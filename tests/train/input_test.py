@@ -7,91 +7,22 @@ import resource
 import socket
 import subprocess
 
-from program import DYNMO, held_port
-from run_case import TINY, RunCase, settings
+from program import held_port
+from run_case import RunCase
 
 
 class BadInput(RunCase):
-    def test_unknown_key_names_the_nearest_one(self):
-        self.assert_error(self.run_command(self.command("--set", "model.hiden=3")), 2, "model.hiden", "model.hidden")
-
-    def test_unknown_key_in_a_file_names_the_line(self):
-        config = self.folder / "bad.toml"
-        config.write_text("[train]\nstepps = 3\n")
-        self.assert_error(self.run_command(self.command("--config", str(config))), 2, "bad.toml:2", "train.steps")
-
-    def test_wrong_type(self):
-        self.assert_error(self.run_command(self.command("--set", "train.steps=many")), 2, "train.steps", "whole number")
-
-    def test_missing_config_file(self):
-        self.assert_error(self.run_command(self.command("--config", "none.toml")), 2, "none.toml")
-
-    def test_missing_data(self):
-        self.assert_error(self.run_command([DYNMO, "train", "--data", "nowhere", "--out", "x"]), 2,
-                          "data.path is 'nowhere', which does not exist", "dynmo data prepare")
-        self.assert_error(self.run_command([DYNMO, "train", "--data", "corpus", "--out", "x"]), 2,
-                          "data.path is 'corpus', which has no dataset.json")
-
-    def test_no_folder_for_the_run(self):
-        (self.folder / "taken").write_text("")
-        for out in "taken", "taken/below":
-            self.assert_error(self.run_command(self.command(run=out)), 2, f"cannot make folder '{self.folder}/{out}'")
-        self.assert_error(self.run_command([DYNMO, "train", "--data", str(self.data), "--out", ""]), 2, "run.directory is ''")
-
-    def test_sizes_that_no_machine_has(self):
-        for words in ([], ["--dry-run"]):
-            for size, most in ("blocks=100000000", 4096), ("hidden=16777216", 131072), ("intermediate=99999999", 1048576):
-                result = self.run_command(self.command("-n", "2", "--set", f"model.{size}", *words))
-                self.assert_error(result, 2, f"model.{size.replace('=', ' is ')}", f"1 to {most}")
-        tokens = ["batch.micro_batch_size=16777216", "model.sequence=1024"]
-        self.assert_error(self.run_command(self.command(extra=tokens)), 2, "batch.micro_batch_size x model.sequence")
-        # A model that some cluster may hold, but not this host; what it would be is answered all the same.
+    def test_a_model_that_this_host_cannot_hold(self):
+        """A model that some cluster may hold, but not this host; what it would be is answered all the same."""
         large = ["model.hidden=65536", "model.blocks=400"]
         self.assert_error(self.run_command(self.command("-n", "2", extra=large)), 2, "this host has", "model.hidden")
-        result = self.run_command(self.command("-n", "2", "--dry-run", extra=large))
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = self.succeed(self.command("-n", "2", "--dry-run", extra=large))
         self.assertIn("TiB", result.stdout)
 
-    def test_more_ranks_than_layers(self):
-        self.assert_error(self.run_command(self.command("-n", "9")), 2, "9 ranks", "8 layers")
-
-    def test_corpus_shorter_than_a_sequence(self):
-        self.assert_error(self.run_command(self.command("--set", "model.sequence=10000000")), 2, "tokens", "10000000")
-
-    def test_unknown_precision(self):
-        self.assert_error(self.run_command(self.command("--set", "model.precision=fp16")), 2, "model.precision", "fp16",
-                          "fp32 or bf16")
-
-    def test_cuda_without_a_device(self):
-        result = self.run_command(self.command("--set", "run.device=cuda"), env={"CUDA_VISIBLE_DEVICES": ""})
-        self.assert_error(result, 2, "run.device = cuda: ", "set run.device = cpu")
-
-    def test_recompute_without_a_limit_and_with_an_impossible_one(self):
-        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=some")), 2, "pipeline.recompute",
-                          "none, whole or auto")
-        self.assert_error(self.run_command(self.command("--set", "pipeline.recompute=auto")), 2, "pipeline.memory", "2GiB")
+    def test_recompute_with_an_impossible_limit(self):
         result = self.run_command(self.command("-n", "2", "--set", "pipeline.recompute=auto", "--set", "pipeline.memory=1KiB"))
         self.assertEqual(result.returncode, 3, result.stdout + result.stderr)  # known after measuring: every rank says so
         self.assertIn("fits their memory", result.stderr)
-
-    def test_unknown_flag_and_run_name(self):
-        self.assert_error(self.run_command(self.command("--rank", "3")), 2, "--rank")
-        self.assert_error(self.run_command(self.command("--compare", "static,balancd")), 2, "balancd", "balanced")
-        self.assert_error(self.run_command(self.command("--compare", "static,static")), 2, "'static' twice")
-
-    def test_cut_that_does_not_fit(self):
-        self.assert_error(self.run_command(self.command("-n", "2", "--set", "pipeline.cut=[3,3]")), 2, "pipeline.cut is [3, 3]", "8")
-        huge = self.command("-n", "2", "--set", "pipeline.cut=[9223372036854775807,1]")
-        self.assert_error(self.run_command(huge), 2, "pipeline.cut is [9223372036854775807, 1]")
-
-    def test_resume_without_a_checkpoint(self):
-        self.assert_error(self.run_command(self.command("-n", "2", "--resume", run="empty")), 4, "no usable checkpoint",
-                          "empty/checkpoints", "run.directory", "checkpoint.every")
-
-    def test_resume_without_its_data(self):
-        gone = [DYNMO, "train", "--out", "run", "--resume", *settings(TINY)]
-        self.assert_error(self.run_command(gone), 2, "data.path", "run/config.toml")
-        self.assert_error(self.run_command([*gone, "--data", "gone"]), 2, "gone", "run/config.toml")
 
     def test_port_in_use(self):
         with socket.socket() as taken:
@@ -129,11 +60,7 @@ class BadInput(RunCase):
         self.assert_error(done, 2, "rank 0 of 8", "at most 60 open files", "wanted 96")
         # A soft limit is raised.
         done = subprocess.run(self.command("-n", "2", "--steps", "1", run="raised"), preexec_fn=limited(100, 30), **start)
-        self.assertEqual(done.returncode, 0, done.stderr)
-
-    def test_broken_rank_environment(self):
-        env = {"RANK": "two", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-        self.assert_error(self.run_command(self.command(), env=env), 2, "RANK", "two")
+        self.succeeded(done)
 
 
 class DryRun(RunCase):
@@ -142,7 +69,7 @@ class DryRun(RunCase):
 
     def rows(self, result):
         """Words of the table, by rank."""
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.succeeded(result)
         self.assertFalse((self.folder / "never").exists())
         lines = result.stdout.splitlines()
         head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["rank", "layers"])
@@ -154,8 +81,7 @@ class DryRun(RunCase):
 
     def test_says_what_a_run_holds(self):
         cut = [3, 2, 3]
-        done = self.run_command(self.command("-n", "3", "--steps", "2", run="real", extra=["pipeline.cut=[3,2,3]"]))
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.succeed(self.command("-n", "3", "--steps", "2", run="real", extra=["pipeline.cut=[3,2,3]"]))
         layers = json.loads((self.folder / "real" / "profile.json").read_text())["layers"]
         result = self.dry_run("-n", "3", extra=["pipeline.cut=[3,2,3]"])
         rows = self.rows(result)
@@ -220,11 +146,6 @@ class DryRun(RunCase):
         self.assert_error(self.dry_run("--cluster", str(self.folder / "none.json")), 2, "none.json")
         hosts.write_text("{}")
         self.assert_error(self.dry_run("--cluster", str(hosts)), 2, "hosts.json")
-        self.assert_error(self.run_command(self.command("--cluster", str(hosts), run="never")), 2, "--cluster does nothing here: wanted --dry-run with it")
-
-    def test_what_cannot_be_run_is_an_error_here_too(self):
-        self.assert_error(self.dry_run("-n", "9"), 2, "9 ranks")
-        self.assert_error(self.dry_run("--resume"), 2, "--resume with a dry run")
 
     def test_speaks_for_rank_0_of_ranks_that_were_started(self):
         env = {"WORLD_SIZE": "4", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}

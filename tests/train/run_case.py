@@ -120,16 +120,6 @@ class RunCase(ProgramCase):
         self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "steady")))
         return run
 
-    def run_command(self, command, timeout=120, env=None):
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
-                              env={**os.environ, **(env or {})}, cwd=self.folder)
-
-    def succeed(self, command, **options):
-        """Runs a command whose exit code is 0."""
-        result = self.run_command(command, **options)
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result
-
 
 class SourceCase(RunCase):
     """A source of dynamism as a user meets it. A class has its TABLE and the SETTINGS of its runs, which end at STEPS."""
@@ -150,8 +140,7 @@ class SourceCase(RunCase):
 
     def assert_generates(self, run, again):
         """Text, which is that of another folder, too."""
-        text = self.generate(run)
-        self.assertEqual(text.returncode, 0, text.stdout + text.stderr)
+        text = self.succeeded(self.generate(run))
         other = self.generate(again)
         self.assertEqual((other.returncode, other.stdout), (0, text.stdout), other.stderr)
 
@@ -159,10 +148,9 @@ class SourceCase(RunCase):
         return [DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / folder)]
 
     def assert_all_refused(self, *cases):
-        """Each has settings, and words of the line that refuses them."""
+        """Each has settings, and words of the line that refuses them, as `dynmo config` says it before any run."""
         for extra, *words in cases:
-            refused = self.run_command([*self.command("-n", "2", run="refused", extra=self.SETTINGS), *settings(extra.split())])
-            self.assert_error(refused, 2, *words)
+            self.assert_error(self.run_program("config", *settings((*TINY, "pipeline.ranks=2", *self.SETTINGS, *extra.split()))), 2, *words)
 
     def assert_same_run(self, run, reference):
         self.assertEqual(losses(self.folder / run), losses(self.folder / reference))
