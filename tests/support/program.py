@@ -12,6 +12,8 @@ import tempfile
 import unittest
 
 DYNMO = os.environ["DYNMO"]
+# Ranks have one thread. Several of `dynmo generate` take ten times the time of one where tests run side by side: they wait by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @contextlib.contextmanager

@@ -138,11 +138,21 @@ class SourceCase(RunCase):
     def generate(self, run):
         return self.run_command([DYNMO, "generate", str(self.folder / run), "--prompt", "line 1", "--tokens", "24"])
 
-    def assert_generates(self, run, again):
-        """Text, which is that of another folder, too."""
-        text = self.succeeded(self.generate(run))
-        other = self.generate(again)
-        self.assertEqual((other.returncode, other.stdout), (0, text.stdout), other.stderr)
+    def assert_generates(self, *runs):
+        """The same text of each."""
+        self.assertEqual(len({self.succeeded(self.generate(run)).stdout for run in runs}), 1)
+
+    def assert_generates_and_is_not_exported(self, **runs):
+        """Each run has settings of its own."""
+        for run, extra in runs.items():
+            self.train(run, 1, *extra)
+            self.assert_generates(run)
+            self.assert_error(self.run_command(self.export(run)), 2, f"{self.TABLE}.enabled", "dense model")
+
+    def assert_survives_kills(self, *extra, step):
+        """As hunt() says; the figures of a step are the same, too."""
+        self.hunt((*self.SETTINGS, *extra))
+        self.assertEqual(self.figures("hunted")[step], self.figures("steady")[step])
 
     def export(self, run, folder="hf"):
         return [DYNMO, "checkpoint", "export-hf", str(self.folder / run), "--out", str(self.folder / folder)]

@@ -86,11 +86,8 @@ compare = ["uniform", "optimal"]
         self.succeed([DYNMO, "simulate", str(scenario)])
 
     def test_generates_and_is_not_exported(self):
-        for run, extra in (("gap", ()), ("similarity", ("early_exit.confidence=similarity",)),
-                           ("classifier", ("early_exit.confidence=classifier", "model.family=gpt2"))):
-            self.train(run, 1, *extra)
-            self.assert_generates(run, run)
-            self.assert_error(self.run_command(self.export(run)), 2, "early_exit.enabled", "dense model")
+        classifier = ("early_exit.confidence=classifier", "model.family=gpt2")
+        self.assert_generates_and_is_not_exported(gap=(), similarity=("early_exit.confidence=similarity",), classifier=classifier)
 
     def test_heads_in_slices(self):
         sliced = ("model.head_slices=2",)
@@ -145,7 +142,7 @@ class EarlyExitOfExperts(SourceCase):
     def test_generates_by_routers_that_do_not_look_ahead(self):
         for router, capacity in (("top_k", 1.25), ("sinkhorn", 1.25), ("balanced", 0.75)):
             self.train(router, 1, f"moe.router={router}", f"moe.capacity_factor={capacity}")
-            self.assert_generates(router, router)
+            self.assert_generates(router)
         self.train("choice", 2, "moe.router=expert_choice")
         self.assert_error(self.generate("choice"), 2, "moe.router", "expert_choice")
         self.assert_error(self.run_command(self.export("top_k")), 2, "early_exit.enabled", "dense model")

@@ -41,15 +41,10 @@ class MixtureOfDepths(SourceCase):
         self.assertIn("the same numbers, bit for bit", shown.stdout + shown.stderr)
 
     def test_killed_at_random_moments(self):
-        self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
-        found = self.figures("steady")
-        self.assertEqual(self.figures("hunted")[59], found[59])
+        self.assert_survives_kills("train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0", step=59)
 
     def test_generates_and_is_not_exported(self):
-        for run, extra in (("llama", ()), ("gpt2", ("model.family=gpt2",)), ("tied", ("model.tied_embeddings=true",))):
-            self.train(run, 2, *extra)
-            self.assert_generates(run, run)
-            self.assert_error(self.run_command(self.export(run)), 2, "mixture_of_depths.enabled", "dense model")
+        self.assert_generates_and_is_not_exported(llama=(), gpt2=("model.family=gpt2",), tied=("model.tied_embeddings=true",))
 
     def test_goes_on_from_weights_of_its_own_alone(self):
         self.train("own", 1)
@@ -81,7 +76,7 @@ class MixtureOfDepthsOfExperts(SourceCase):
         for step, own in found.items():
             # The second of three blocks is routed; 2 experts a row.
             self.assertEqual([sum(counts) for counts in own["counts"]], [2 * 128, 2 * 32, 2 * 128], step)
-        self.assert_generates("two", "two")
+        self.assert_generates("two")
 
     def test_a_router_that_looks_ahead_trains_and_does_not_generate(self):
         self.succeed(self.command("-n", "2", run="choice", extra=(*self.EXPERTS, "moe.router=expert_choice")))

@@ -19,16 +19,11 @@ class SparseAttention(SourceCase):
         self.assertGreater(len({tuple(own["pairs"]) for own in found.values()}), 6)
 
     def test_killed_at_random_moments(self):
-        self.hunt((*self.SETTINGS, "train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0"))
-        found = self.figures("steady")
-        self.assertEqual(self.figures("hunted")[59], found[59])
+        self.assert_survives_kills("train.steps=60", "checkpoint.every=5", "train.validation_every=0", "balance.minimum_gain=0", step=59)
 
     def test_generates_and_is_not_exported(self):
-        for run, extra in (("hash", ()), ("drop", ("sparse_attention.rule=drop", "sparse_attention.buckets=16")),
-                           ("gpt2", ("model.family=gpt2",))):
-            self.train(run, 1, *extra)
-            self.assert_generates(run, run)
-            self.assert_error(self.run_command(self.export(run)), 2, "sparse_attention.enabled", "dense model")
+        drop = ("sparse_attention.rule=drop", "sparse_attention.buckets=16")
+        self.assert_generates_and_is_not_exported(hash=(), drop=drop, gpt2=("model.family=gpt2",))
 
     def test_goes_on_from_weights_of_its_own_rule_and_from_dense_ones_that_have_all_it_needs(self):
         self.train("own", 1)
