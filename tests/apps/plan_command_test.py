@@ -72,16 +72,11 @@ def effort(balancer):
 
 class BadInput(Case):
     def test_of_flags_is_one_line(self):
+        """Beside those of mistakes_test.py."""
         self.write("config.json", LLAMA)
         self.write("cluster.json", {"format": "dynmo-cluster-1", "ranks": [{}, {}]})
         model = ["--model", "config.json", "--device", "h100", "--sequence", 128]
         for words, wanted in [
-            ([], "wanted PROFILE.json, --model"),
-            (["even.json"], "wanted --ranks N or --cluster"),
-            (["even.json", *model, "--ranks", 2], "PROFILE.json, --model and --config exclude one another"),
-            (["--model", "config.json", "--sequence", 128, "--ranks", 2], "--model wants --device"),
-            (["--model", "config.json", "--device", "h100", "--ranks", 2], "--model wants --device"),
-            (["even.json", "--device", "h100", "--ranks", 2], "--device goes with --model"),
             (["even.json", "--micro-batch-size", 2, "--ranks", 2], "--micro-batch-size goes with --model"),
             (["even.json", "--head-slices", 2, "--ranks", 2], "--head-slices goes with --model"),
             ([*model, "--head-slices", 0, "--ranks", 2], "--head-slices is 0"),
@@ -92,31 +87,20 @@ class BadInput(Case):
             ([*model, "--tensor-parallel", 3, "--ranks", 2], "tensor_parallel is 3, wanted a divisor of the model's 16 attention heads"),
             ([*model, "--optimizer-shards", 1 << 20, "--ranks", 2], "--optimizer-shards is 1048576"),
             ([*model, "--head-slices", 1 << 20, "--ranks", 2], "model.head_slices is 1048576"),
-            (["even.json", "--ranks", 2, "--cluster", "cluster.json"], "both --ranks and --cluster"),
             (["even.json", "--memory", "1GiB", "--cluster", "cluster.json"], "--memory goes with --ranks"),
-            (["even.json", "--ranks", 2, "--slack", 0.1], "--slack goes with --pack"),
-            (["even.json", "--ranks", 2, "--pack", "--slack", -1], "--slack is -1"),
             (["even.json", "--ranks", 2, "--pack", "--slack", "nan"], "--slack is nan"),
-            (["even.json", "--ranks", 0], "--ranks is 0"),
             (["even.json", "--ranks", -3], "--ranks is -3"),
-            (["even.json", "--ranks", "many"], "many"),
             (["even.json", "--ranks", 1 << 40], "--ranks is"),
-            (["even.json", "--ranks", 2, "--micro-batches", 0], "--micro-batches is 0"),
             (["even.json", "--ranks", 2, "--evaluations", 0], "--evaluations is 0"),
             (["even.json", "--ranks", 2, "--memory", "80GBs"], "80GBs"),
             (["even.json", "--ranks", 2, "--memory", "-3GiB"], "-3GiB"),
-            (["even.json", "--ranks", 2, "--memory", "0"], "--memory is 0"),
             (["even.json", "--ranks", 2, "--memory", "99999999999TiB"], "99999999999TiB"),
-            (["even.json", "--ranks", 2, "--balancer", "optimel"], "optimel"),
-            (["even.json", "--ranks", 2, "--schedule", "zbv"], "zbv"),
             (["even.json", "--ranks", 2, "--granularity", "quarter"], "granularity is 'quarter', wanted half or block"),
             (["even.json", "--ranks", 2, "--emit", "deepspeed"], "form 'deepspeed' is not known"),
             (["even.json", "--ranks", 2, "--emit-to", "there"], "--emit-to goes with --emit"),
             (["even.json", "--ranks", 2, "--emit", "csv", "--out", "schedule.csv"], "--out and --emit are both 'schedule.csv'"),
             (["even.json", "--ranks", 2, "--emit", "csv", "--emit-to", "even.json"], "cannot make folder 'even.json'"),
             (["even.json", "--ranks", 2, "--schedule-csv", "s.csv"], "--schedule-csv"),
-            (["even.json", "--ranks", 2, "--banana"], "--banana"),
-            (["even.json", "--rank", 2], "--rank"),
         ]:
             with self.subTest(words=words):
                 self.assert_error(self.run_plan(*words), 2, wanted)
@@ -131,16 +115,13 @@ class BadInput(Case):
         self.assert_error(self.run_plan("key.json", "--ranks", 2), 2, "key.json", "/layers/1/forwards_s", "'forward_s'")
         self.assert_error(self.run_plan("value.json", "--ranks", 2), 2, "value.json", "/layers/1/forward_s")
         self.assert_error(self.run_plan("text.json", "--ranks", 2), 2, "text.json")
-        self.assert_error(self.run_plan("absent.json", "--ranks", 2), 2, "absent.json")
         self.assert_error(self.run_plan("even.json", "--cluster", "rank.json"), 2, "rank.json", "/ranks/1/speed")
-        self.assert_error(self.run_plan("even.json", "--ranks", 2, "--out", "no/such/folder.json"), 2, "no/such")
 
     def test_of_a_plan_in_force_says_what_does_not_fit(self):
         (self.folder / "plan.json").write_text(
             self.run_plan("even.json", "--ranks", 4, "--balancer", "optimal", "--json").stdout)
         self.write("three.json", profile([1e-3] * 3))
         self.assert_error(self.run_plan("three.json", "--ranks", 4, "--from", "plan.json"), 2, "8 layers", "3")
-        self.assert_error(self.run_plan("even.json", "--ranks", 2, "--from", "plan.json"), 2, "rank 2", "2 ranks")
 
     def test_with_json_is_an_object_too(self):
         result = self.run_plan("absent.json", "--ranks", 2, "--json")
@@ -447,7 +428,6 @@ class Recompute(Case):
         self.assertEqual(self.plan(*self.WORDS, "--from", "plan.json")["migration"]["layers"], 0)
 
     def test_wrong_ones(self):
-        self.assert_error(self.run_plan(*self.WORDS, "--recompute", "some"), 2, "--recompute", "none, whole or auto")
         packed = self.plan(*self.WORDS, "--memory", "20MiB", "--recompute", "auto", "--pack", "--slack", 9)
         self.assertEqual({stage["rank"] for stage in packed["stages"]}, {0})
         result = self.run_plan(*self.WORDS, "--recompute", "auto", "--memory", "1MiB")
