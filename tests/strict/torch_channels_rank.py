@@ -254,6 +254,17 @@ def damages_bytes(folder):
     assert pipe.plan.cut == "3|3"
     assert pipe.move_to(plan_of([2, 4])).done
     assert train_step(pipe, torch_cases.batch_of(LLAMA, 1)).item() > 0
+    fails_on_the_host_too(pipe._ranks)
+
+
+def fails_on_the_host_too(group):
+    """A rank whose channels have failed makes no sum on the host: it would wait for ranks that have noticed."""
+    group._lane.fail("a channel has failed")
+    try:
+        group.sum(torch.zeros(1))
+    except dynmo.RankLostError:
+        return
+    raise AssertionError("a sum of ranks whose channels have failed")
 
 
 def is_stuck(folder):
