@@ -211,9 +211,11 @@ class Elastic(ElasticCase):
         self.refused(self.ctl("commands", "--timeout", "nan", "status"), "--timeout", "nan", "wanted 0.1 to 1000000 seconds")
         secret.write_bytes(b"\xff\xfe\x80")
         self.refused(self.ctl("commands", "--secret", str(secret), "status"), str(secret), "wanted the secret of a run")
-        self.assertIn("after a checkpoint", self.done("commands", "stop"))
+        said = self.done("commands", "stop")
         self.ended(process, code=130)
-        self.assertEqual(max(manifests(run)), len(losses(run)))
+        steps = len(losses(run))
+        self.assertEqual(said, f"stopped before step {steps} of 100000, after a checkpoint\n")
+        self.assertEqual(max(manifests(run)), steps)
         self.refused(self.ctl("commands", "status"), "no elastic run goes on in", code=5)
         self.assertFalse((run / "job.json").exists() or (run / "secret").exists())
 
