@@ -238,6 +238,37 @@ TEST(RunHistory, CountsAStepThatWasNotMeasuredWithoutItsTime) {
   EXPECT_EQ(some.totals().working_s, all.totals().working_s);
 }
 
+// Fourteen steps of 1, 2, 3, .. s, two replicas of two ranks.
+TEST(RunHistory, IsSummedUpByPlainSums) {
+  RunHistory history({.name = "run", .replicas = 2});
+  for (std::int64_t step = 0; step < 14; ++step) {
+    StepFacts facts;
+    facts.step_s = static_cast<double>(step + 1);
+    facts.busy_s = facts.step_s / 4;
+    facts.predicted_s = step < 3 ? 0 : facts.step_s + 0.5;
+    facts.loss = 20.0 - static_cast<double>(step);
+    facts.moved_layers = step == 2 ? 1 : 0;
+    history.add({facts, step, 100}, {4, 4});
+  }
+  history.add_event("validation", 14, {{"loss", 3.25}, {"generation_loss", 3.5}});
+  const RunSummary found = summarize(history, 2);
+  EXPECT_EQ(found.ranks, 4);
+  EXPECT_EQ(found.steps, 14);
+  EXPECT_EQ(found.seconds, 105);
+  EXPECT_EQ(found.step_time_s, 7.5);
+  EXPECT_EQ(found.tokens_per_s, 1400.0 / 105);
+  EXPECT_EQ(found.end_tokens_per_s, 1000.0 / 95);  // of the newest ten
+  EXPECT_EQ(found.loss_first, 20);
+  EXPECT_EQ(found.loss_last, 11.5);
+  EXPECT_EQ(found.validation_step, 14);
+  EXPECT_EQ(found.validation_loss, 3.25);
+  EXPECT_EQ(found.generation_loss, 3.5);
+  EXPECT_EQ(found.migrations, 1);
+  EXPECT_EQ(found.predicted_steps, 11);
+  EXPECT_EQ(found.prediction_error_median, 0.5 / 9);
+  EXPECT_EQ(found.prediction_error_worst, 0.125);
+}
+
 cost::ModelCost costs_of(double seconds) {
   cost::ModelCost model{std::vector<cost::LayerCost>(2)};
   for (cost::LayerCost& layer : model.layers) {
