@@ -15,6 +15,7 @@
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/kernels/device/launcher.h"
 #include "dynmo/observe/table.h"
+#include "dynmo/process/late_ranks.h"
 #include "dynmo/process/launcher.h"
 #include "dynmo/process/processors.h"
 #include "dynmo/process/rank_environment.h"
