@@ -11,6 +11,7 @@
 #include <latch>
 #include <memory>
 #include <set>
+#include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -230,15 +231,34 @@ TEST(ChannelTransport, LeavesAChannelThatDoesNotConnectWhenTheOtherTransportFail
            held->ended.count_down();
            TORCH_CHECK(false, "the other rank did not come");
          },
-         .failure = [&]() -> std::optional<Error> {
-           if (held->connects.try_wait()) return lost;
-           return std::nullopt;
+         // It tells only the caller of open(), not the thread that watches.
+         .failure = [&, caller = std::this_thread::get_id()]() -> std::optional<Error> {
+           if (std::this_thread::get_id() != caller || !held->connects.try_wait()) return {};
+           return lost;
          }});
     const std::vector<Channel> one = {{WorldRank(0), WorldRank(1), 3}};
     EXPECT_EQ(channels.open(one).error(), lost);
+    EXPECT_EQ(channels.failure(), lost);
   }
   held->go_on.count_down();
   held->ended.wait();
+}
+
+TEST(ChannelTransport, NamesTheTwoRanksBetweenWhichThereIsNoChannel) {
+  ChannelTransport channels(
+      {.rank = WorldRank(2),
+       .size = 4,
+       .connect = [](const Channel&, int) -> c10::intrusive_ptr<::c10d::Backend> {
+         throw std::runtime_error("no route\nand more");
+       }});
+  const auto refused = [&](int from, int to) {
+    const std::vector<Channel> one = {{WorldRank(from), WorldRank(to), 3}};
+    return channels.open(one).error();
+  };
+  EXPECT_EQ(refused(2, 1),
+            (Error{ErrorCode::kPeerLost, "no channel between rank 2 and rank 1: no route"}));
+  EXPECT_EQ(refused(3, 2),
+            (Error{ErrorCode::kPeerLost, "no channel between rank 2 and rank 3: no route"}));
 }
 
 TEST(ChannelTransport, ChangesNoBitOfAPipelineThatMovesToOtherPlacements) {
