@@ -155,19 +155,32 @@ def make_wheel(folder, name, version, files, extras=()):
             wheel.writestr(path, content)
 
 
-class Libtorch(unittest.TestCase):
+class WheelCase(unittest.TestCase):
+    """A machine whose pip finds the wheels of a folder and no others."""
+
     def setUp(self):
-        if not pathlib.Path("/usr/include/spdlog").is_dir():
-            self.skipTest("libspdlog-dev is not installed, as for a build of the core alone")
         self.machine = Machine()
         self.addCleanup(self.machine.folder.cleanup)
         self.wheels = self.machine.root / "wheels"
         self.wheels.mkdir()
         self.pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "PIP_CONFIG_FILE": "/dev/null"}
 
-    def need_venv(self):
-        if subprocess.run(["/usr/bin/python3", "-c", "import ensurepip, venv"], capture_output=True, check=False).returncode != 0:
-            self.skipTest("the system's python3 cannot make virtual environments")
+    def need_venv(self, more=""):
+        if subprocess.run(["/usr/bin/python3", "-c", "import ensurepip, venv" + more], capture_output=True, check=False).returncode != 0:
+            self.skipTest("the system's python3 has no headers or cannot make virtual environments")
+
+    def assert_no_download_leaves_nothing(self, part, lock, said="check the network"):
+        code, _, errors = self.machine.run(part, **self.pip)
+        self.assertEqual(code, 2)
+        self.assertIn(said, errors.splitlines()[-1])
+        self.assertEqual([path.name for path in self.machine.cache.iterdir()], [lock])
+
+
+class Libtorch(WheelCase):
+    def setUp(self):
+        if not pathlib.Path("/usr/include/spdlog").is_dir():
+            self.skipTest("libspdlog-dev is not installed, as for a build of the core alone")
+        super().setUp()
 
     def add_wheels(self, library, version="2.11.0", toolkit="13.0.2"):
         make_wheel(self.wheels, "torch", version, {"torch/version.py": f"__version__ = '{version}+cu130'\n".encode(),
@@ -222,10 +235,7 @@ class Libtorch(unittest.TestCase):
 
     def test_that_cannot_be_downloaded_leaves_nothing_behind(self):
         self.need_venv()
-        code, _, errors = self.machine.run("runtime", **self.pip)
-        self.assertEqual(code, 2)
-        self.assertIn("setup: pip could not download PyTorch 2.11.0 (above): check the network", errors.splitlines()[-1])
-        self.assertEqual([path.name for path in self.machine.cache.iterdir()], [".torch.lock"])
+        self.assert_no_download_leaves_nothing("runtime", ".torch.lock", "setup: pip could not download PyTorch 2.11.0 (above): check the network")
 
     def test_that_does_not_load_is_not_taken(self):
         self.need_venv()
@@ -253,18 +263,12 @@ def stand_in_user(folder):
     return (folder / "user.so").read_bytes()
 
 
-class Python(unittest.TestCase):
+class Python(WheelCase):
     """The environment of the Python package, from wheels made here."""
 
     def setUp(self):
-        self.machine = Machine()
-        self.addCleanup(self.machine.folder.cleanup)
-        self.wheels = self.machine.root / "wheels"
-        self.wheels.mkdir()
-        self.pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "PIP_CONFIG_FILE": "/dev/null"}
-        headers = "import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path('include') + '/Python.h')"
-        if subprocess.run(["/usr/bin/python3", "-c", headers], capture_output=True, check=False).returncode != 0:
-            self.skipTest("the system's python3 has no headers or cannot make virtual environments")
+        super().setUp()
+        self.need_venv(", os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')")
 
     def test_is_made_once(self):
         for name, version in [("nanobind", "3.1.0"), ("scikit-build-core", "1.1.2"), ("numpy", "2.4.6")]:
@@ -275,10 +279,7 @@ class Python(unittest.TestCase):
         self.assertEqual(self.machine.run("python", **self.pip), (0, "", ""))
 
     def test_that_cannot_be_downloaded_leaves_nothing_behind(self):
-        code, _, errors = self.machine.run("python", **self.pip)
-        self.assertEqual(code, 2)
-        self.assertIn("check the network", errors.splitlines()[-1])
-        self.assertEqual([path.name for path in self.machine.cache.iterdir()], [".python.lock"])
+        self.assert_no_download_leaves_nothing("python", ".python.lock")
 
     def test_has_one_more_with_pytorch(self):
         # A PyTorch whose import opens its library, as the real one's does.
@@ -304,17 +305,12 @@ class Python(unittest.TestCase):
         self.assertEqual(self.machine.run("torch", **self.pip), (0, "", ""))
 
 
-class Report(unittest.TestCase):
+class Report(WheelCase):
     """What `dynmo report --html` draws with: a wheel that is not one of those that were checked is refused."""
 
     def setUp(self):
-        if subprocess.run(["/usr/bin/python3", "-c", "import ensurepip, venv"], capture_output=True, check=False).returncode != 0:
-            self.skipTest("the system's python3 cannot make virtual environments")
-        self.machine = Machine()
-        self.addCleanup(self.machine.folder.cleanup)
-        self.wheels = self.machine.root / "wheels"
-        self.wheels.mkdir()
-        self.pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "PIP_CONFIG_FILE": "/dev/null"}
+        super().setUp()
+        self.need_venv()
         make_wheel(self.wheels, "vl-convert-python", "1.9.0.post1", {"vl_convert.py": b"def javascript_bundle():\n    return 'vega'\n"})
         self.wheel = next(self.wheels.iterdir())
         self.sha256 = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
@@ -347,10 +343,7 @@ class Report(unittest.TestCase):
 
     def test_that_cannot_be_downloaded_leaves_nothing_behind(self):
         self.wheel.unlink()
-        code, _, errors = self.machine.run("report", **self.pip)
-        self.assertEqual(code, 2)
-        self.assertIn("check the network", errors.splitlines()[-1])
-        self.assertEqual([path.name for path in self.machine.cache.iterdir()], [".report.lock"])
+        self.assert_no_download_leaves_nothing("report", ".report.lock")
 
 
 if __name__ == "__main__":
