@@ -65,10 +65,7 @@ class ElasticCase(RunCase):
         return self.succeeded(self.ctl(run, *words)).stdout
 
     def refused(self, result, *wanted, code=2):
-        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
-        self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
-        for text in wanted:
-            self.assertIn(text, result.stderr)
+        self.assert_error(result, code, *wanted)
 
     def status(self, run):
         result = self.ctl(run, "status", "--json")
