@@ -327,6 +327,8 @@ TEST(TraceStages, FaultsOfTheTextNameTheEvent) {
             "t.json: /traceEvents/1/ts is given twice, wanted each key once");
   EXPECT_EQ(fault(R"({"traceEvents": [], "traceEvents": []})"),
             "t.json: /traceEvents is given twice, wanted one");
+  // A key beside the events is none of an event.
+  EXPECT_EQ(fault(R"({"ts": 1, "ts": 2, "traceEvents": []})"), fault(R"({"traceEvents": []})"));
   EXPECT_EQ(fault(std::string(70, '[')), "t.json: wanted JSON of at most 64 levels");
   EXPECT_NE(fault("\x1f\x8b\x08").find("gunzip"), std::string::npos);
   EXPECT_NE(fault("version https://git-lfs.github.com/spec/v1\n").find("Git LFS pointer"),
