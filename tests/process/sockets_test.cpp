@@ -4,13 +4,18 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <csignal>
 #include <string>
+#include <thread>
 
 namespace dynmo::process {
 namespace {
@@ -80,6 +85,60 @@ TEST(Sockets, AConnectionThatIsKeptAliveAsksForSigns) {
                       value(IPPROTO_TCP, TCP_KEEPCNT) * value(IPPROTO_TCP, TCP_KEEPINTVL);
   EXPECT_EQ(silence, 30) << "seconds, as docs/elasticity.md says";
   EXPECT_EQ(value(IPPROTO_TCP, TCP_USER_TIMEOUT), 1000 * silence);
+}
+
+// Both ends of a connection within this process.
+std::array<UniqueFd, 2> joined_ends() {
+  std::array<int, 2> ends{};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()), 0);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+TEST(Sockets, SendAndReceiveWhatThereIs) {
+  auto [here, there] = joined_ends();
+  std::string in = "old ";
+  EXPECT_TRUE(receive_present(there, in, 100));
+  EXPECT_EQ(in, "old ") << "nothing has arrived";
+  std::string out = "new";
+  EXPECT_TRUE(send_present(here, out) && out.empty());
+  EXPECT_TRUE(receive_present(there, in, 100));
+  EXPECT_EQ(in, "old new");
+  out.assign(std::size_t{16} << 20, 'x');  // more than the system takes
+  EXPECT_TRUE(send_present(here, out));
+  EXPECT_FALSE(out.empty());
+  EXPECT_TRUE(receive_present(there, in, 1));
+  EXPECT_LE(in.size(), 7U + (1U << 16)) << "the others wait";
+  here.reset();
+  while (receive_present(there, in, 1 << 20)) {
+  }
+  EXPECT_EQ(errno, 0) << "closed";
+  EXPECT_EQ(in.size(), 7 + (std::size_t{16} << 20) - out.size());
+  out = "more";
+  EXPECT_FALSE(send_present(there, out));
+  EXPECT_EQ(errno, EPIPE);
+}
+
+TEST(Sockets, AWaitOutlivesSignals) {
+  const auto [here, there] = joined_ends();
+  EXPECT_FALSE(wait_for(there, POLLIN, {})) << "a deadline that has passed";
+  EXPECT_TRUE(wait_for(there, POLLOUT, {}));
+  struct sigaction before {
+  }, nothing{};
+  nothing.sa_handler = [](int) {};
+  ASSERT_EQ(sigaction(SIGUSR2, &nothing, &before), 0);
+  bool came = false;
+  std::thread waits([&, &there = there] {
+    came = wait_for(there, POLLIN, std::chrono::steady_clock::now() + kConnectTime);
+  });
+  for (int i = 0; i < 50; ++i) {
+    pthread_kill(waits.native_handle(), SIGUSR2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::string out = "x";
+  EXPECT_TRUE(send_present(here, out));
+  waits.join();
+  EXPECT_TRUE(came);
+  sigaction(SIGUSR2, &before, nullptr);
 }
 
 }  // namespace
