@@ -39,7 +39,7 @@ void watch_without_descriptors() {
   std::unique_ptr<GroupWatch> late;
   process::UniqueFd last(::dup(STDERR_FILENO));
   {
-    const dynmo::testing::NoFreeDescriptor none;
+    const NoFreeDescriptor none;
     EXPECT_FALSE(first->take_failure());
     last.reset();  // for the third one's end of its connection
     auto joined = third->join(rank_of_three(2), first->place(), kHour);

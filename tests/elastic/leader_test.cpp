@@ -2,6 +2,7 @@
 #include "dynmo/elastic/leader.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "dynmo/elastic/job_file.h"
 #include "dynmo/process/sockets.h"
+#include "tests/support/no_free_descriptor.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::elastic {
@@ -157,6 +159,27 @@ TEST_F(LeaderTest, WhoWaitsForACheckpointHearsOfItOnce) {
     EXPECT_EQ(reply.done, written);
     EXPECT_EQ(reply.text, written ? "the checkpoint is written" : "the disk is full");
   }
+}
+
+TEST_F(LeaderTest, SaysOnceThatClientsWaitForDescriptors) {
+  const auto leader = open();
+  process::UniqueFd last(::dup(STDERR_FILENO));
+  BoundaryEvents events;
+  {
+    const NoFreeDescriptor none;
+    last.reset();  // for the client
+    const auto client = LineClient::connect("127.0.0.1", leader->endpoint().port, kAnswerTime);
+    ASSERT_TRUE(client);
+    for (int i = 0; i < 60000 && events.empty(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      events = leader->poll();
+    }
+  }
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].line,
+            "dynmo ctl and joins: new connections wait: Too many open files; close some, or raise "
+            "the limit of open files (ulimit -n)");
+  EXPECT_TRUE(leader->poll().empty());
 }
 
 }  // namespace

@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
+#include <thread>
 
 #include "dynmo/observe/metrics/endpoint.h"
 #include "dynmo/observe/metrics/metrics_log.h"
 #include "dynmo/process/sockets.h"
+#include "tests/support/no_free_descriptor.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::observe {
@@ -148,6 +151,27 @@ TEST(MetricsLog, GoesOnIfItsPortIsInUse) {
                         endpoint->port()));
   EXPECT_FALSE(log.take_failure());
   EXPECT_TRUE(std::filesystem::exists(RunFolder(temp.path()).prometheus_of(WorldRank(0))));
+}
+
+TEST(MetricsLog, SaysOnceThatClientsWaitForDescriptors) {
+  const TempFolder temp;
+  const std::uint16_t free = process::local_port(process::listen_on("127.0.0.1", 0).value());
+  MetricsLog log(RunFolder(temp.path()), WorldRank(0), {.port = free});
+  process::UniqueFd last(::dup(STDERR_FILENO));
+  std::optional<std::string> failure;
+  {
+    const NoFreeDescriptor none;
+    last.reset();  // for the client
+    const process::UniqueFd client = connected(free);
+    for (int i = 0; i < 60000 && !failure; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      log.add(StepRecord{});
+      failure = log.take_failure();
+    }
+  }
+  EXPECT_EQ(failure.value_or("").substr(0, 41), "new connections wait: Too many open files");
+  log.add(StepRecord{});
+  EXPECT_FALSE(log.take_failure());
 }
 
 }  // namespace

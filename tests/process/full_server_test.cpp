@@ -34,7 +34,7 @@ void serve_without_descriptors() {
   UniqueFd last(::dup(STDERR_FILENO));
   Expected<LineClient> late = LineClient();
   {
-    const dynmo::testing::NoFreeDescriptor none;
+    const NoFreeDescriptor none;
     EXPECT_FALSE((*server)->take_failure());
     last.reset();  // for the client
     late = LineClient::connect("127.0.0.1", (*server)->port(), kLongTime);
@@ -64,7 +64,7 @@ void serve_without_descriptors() {
 
 void listen_with_one_descriptor() {
   UniqueFd last(::dup(STDERR_FILENO));
-  const dynmo::testing::NoFreeDescriptor none;
+  const NoFreeDescriptor none;
   last.reset();
   const auto server = LineServer::listen({}, {}, {});
   ASSERT_FALSE(server);

@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -18,6 +17,8 @@
 #include <exception>
 #include <functional>
 #include <thread>
+
+#include "tests/support/no_free_descriptor.h"
 
 namespace dynmo::testing {
 
@@ -46,25 +47,6 @@ inline __attribute__((used)) int poll(pollfd* events, nfds_t count, int timeout)
 }
 
 namespace dynmo::testing {
-
-// While it exists, this process gets no new descriptor, apart from those that it gives back.
-class NoFreeDescriptor {
- public:
-  NoFreeDescriptor() {
-    getrlimit(RLIMIT_NOFILE, &before_);
-    const int lowest = ::dup(STDERR_FILENO);
-    ::close(lowest);
-    rlimit none = before_;
-    none.rlim_cur = static_cast<rlim_t>(lowest);
-    setrlimit(RLIMIT_NOFILE, &none);
-  }
-  NoFreeDescriptor(const NoFreeDescriptor&) = delete;
-  NoFreeDescriptor& operator=(const NoFreeDescriptor&) = delete;
-  ~NoFreeDescriptor() { setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-};
 
 // Waits until `count` calls of accept4 have failed since the start. False: they did not within a
 // minute.
