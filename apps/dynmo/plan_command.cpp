@@ -53,7 +53,8 @@ Expected<std::int64_t> vocabulary_of(const config::Config& config, const std::st
 
 // Takes from a training's config what the flags left open.
 Expected<void> take_config(plan::Asked& asked) {
-  if (!asked.config) return {};
+  // question_of() refuses the other costs, or the lack of a device.
+  if (!asked.config || asked.profile || asked.model || !asked.device) return {};
   config::Config config;
   DYNMO_TRY(config::apply_file(config, *asked.config));
   const auto valid = config::validate(config);
