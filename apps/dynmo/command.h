@@ -32,13 +32,14 @@ namespace dynmo::app {
 // error that main prints.
 using Command = std::function<Expected<int>()>;
 
-// Makes main call `run(*flags)` after `command` is parsed.
+// Sets `chosen` to a call of `run(*flags)` when `command` is parsed. The program then makes that
+// call.
 template <typename Flags, typename Run>
 void run_when_parsed(CLI::App* command, Command& chosen, std::shared_ptr<Flags> flags, Run run) {
   command->callback([flags, run, &chosen] { chosen = [flags, run] { return run(*flags); }; });
 }
 
-// A flag, and whether it has an effect. `wanted` is what it needs.
+// A flag of a command. `acts` is whether it has an effect, and `wanted` what it needs for that.
 struct FlagUse {
   std::string_view flag;
   bool given = false;
@@ -58,7 +59,8 @@ struct UsedFile {
 // Returns kBadInput if two of the files are one, so that no input is overwritten.
 [[nodiscard]] Expected<void> check_one_use(const std::vector<UsedFile>& files);
 
-// Checks options of unsigned numbers, because CLI11 reads -1 as the largest one.
+// Returns an error text for a negative number, else "". Checks unsigned options, because CLI11
+// reads -1 as the largest number.
 inline std::string not_negative(const std::string& text) {
   return text.starts_with('-') ? text + " is below 0, wanted a whole number of at least 0" : "";
 }

@@ -204,7 +204,8 @@ Expected<int> run_plan(const PlanFlags& flags) {
   return 0;
 }
 
-// With --json prints an error on standard output, too, for the program that reads it.
+// Plans and prints the answer. With --json, also prints an error on standard output, for the
+// program that reads it.
 Expected<int> run_plan_command(const PlanFlags& flags) {
   auto done = run_plan(flags);
   if (!done && flags.json) fmt::print("{}\n", Json{{"error", done.error().message}}.dump());

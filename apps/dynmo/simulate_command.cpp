@@ -119,7 +119,8 @@ Expected<int> run_simulate(const SimulateFlags& flags) {
   return 0;
 }
 
-// With --json prints an error on standard output, too, for the program that reads it.
+// Simulates and prints the comparison. With --json, also prints an error on standard output, for
+// the program that reads it.
 Expected<int> run_simulate_command(const SimulateFlags& flags) {
   auto done = run_simulate(flags);
   if (!done && flags.json) fmt::print("{}\n", Json{{"error", done.error().message}}.dump());

@@ -16,7 +16,7 @@ namespace dynmo::app {
 // Returns the columns of the terminal, from 60 to 240, or 100 if output is not a terminal.
 [[nodiscard]] int terminal_width();
 
-// Returns the current columns of the terminal at a descriptor, or 0 if it is none.
+// Returns the current columns of the terminal at a descriptor, or 0 if that is no terminal.
 [[nodiscard]] int columns_now(int descriptor);
 
 // Returns "22:31:05", the local time.
@@ -41,7 +41,8 @@ void print_note(fmt::format_string<Args...> format, Args&&... args) {
   print_error_text("dynmo: " + fmt::format(format, std::forward<Args>(args)...) + "\n");
 }
 
-// A line on standard error that is overwritten, if that is a terminal. It is cleared at the end.
+// A line of standard error that each text overwrites. It is shown only on a terminal, and cleared
+// by the destructor.
 class StatusLine {
  public:
   StatusLine();

@@ -173,8 +173,8 @@ struct Scaled {
   std::int64_t* number;
 };
 
-// Sets the sizes that --scale names. Returns whether the number of steps has changed, since sums
-// over another number have another spread.
+// Sets the sizes that --scale names. Returns whether the number of steps has changed. Sums over
+// another number of steps have another spread.
 Expected<bool> scale_sizes(const GenFlags& flags, const std::vector<Scaled>& sizes) {
   bool steps_changed = false;
   for (const std::string& scale : flags.scale) {

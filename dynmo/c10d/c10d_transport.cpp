@@ -45,7 +45,8 @@ constexpr milliseconds kBeyondSilence{1000};    // until silence is reported as 
 
 std::string key_of(int rank) { return fmt::format("rank/{}", rank); }
 
-// on_verdict does not hold the state, because its destructor must not run on the plane's thread.
+// Returns the options of the watch. They do not hold `state`, because its destructor must not run
+// on the plane's thread.
 elastic::WatchOptions watch_options(const GroupOptions& options, const GroupState& state) {
   return {.generation = options.generation,
           .rank = options.rank,

@@ -79,8 +79,8 @@ struct GroupOptions {
 
 // A Transport. After a loss, waits fail with kPeerLost and "rank 2 was lost: its connection
 // closed". After abort() on another rank they fail with its reason, with "rank 1: " before it if
-// the reason is not a loss. An earlier error of Gloo is held back for up to about 4 s, until the
-// plane's verdict.
+// the reason is not a loss. An earlier error of Gloo is held back until the verdict of the control
+// plane, for up to about 4 s.
 class Group : public transport::Transport {
  public:
   // Ends the group for all ranks, not only for this one. Returns when the other ranks have been

@@ -114,7 +114,7 @@ SideCalls abort_together(PairGroups groups) {
 
 }  // namespace
 
-// Any thread may call.
+// The state that the transport shares with threads that abort it. Any thread may call.
 struct ChannelTransport::State {
   mutable std::mutex mutex;  // guards all below
   PairGroups groups;
@@ -253,8 +253,8 @@ std::function<bool()> ChannelTransport::in_flight() const {
   return [state = state_] { return state->in_flight(); };
 }
 
-// Waits for `calls`. Returns the failure of this transport or of the ranks' other one if that comes
-// first.
+// Waits for `calls`. Returns the failure if this transport, or the ranks' transport in host memory,
+// fails before their end.
 std::optional<Error> ChannelTransport::failure_before(const SideCalls& calls) {
   while (!calls.wait_for(kConnectLook)) {
     auto failure = state_->failure();

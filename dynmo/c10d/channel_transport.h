@@ -57,9 +57,9 @@ struct ChannelOptions {
 
 class SideCalls;  // running on threads of their own
 
-// Follows the rules of transport.h with two exceptions. The bytes are in the memory of `device`.
-// The host does not wait: wait() returns when the device's current stream will wait for them. Only
-// a channel that was opened may be used.
+// A Transport between the devices of ranks. It follows the rules of transport.h with two
+// exceptions. The bytes are in the memory of `device`. The host does not wait: wait() returns when
+// the device's current stream will wait for them. Only a channel that was opened may be used.
 //
 // A failure aborts all groups at the same time, since a kernel of one may be queued behind one of
 // another. The threads that abort do not wait for the device. Bytes received then must not be used:

@@ -11,7 +11,7 @@ namespace dynmo::c10d {
 
 inline std::atomic<int> closing_groups = 0;
 
-// Exists while a group is closed.
+// Counts one group as being closed, from its constructor to its destructor.
 class ClosingGroup {
  public:
   ClosingGroup() { ++closing_groups; }

@@ -33,8 +33,8 @@ struct DeviceKind {
                                      at::Device device) = nullptr;
 };
 
-// Frees the memory that the device's allocator caches, if it does. A new generation has layers of
-// other sizes, and other ranks may share the device.
+// Frees the memory that the device's allocator caches, if it caches any. A new generation has
+// layers of other sizes, and other ranks may share the device.
 void free_cached_memory(at::Device device);
 
 // Returns the kind with this name, one of device_names().

@@ -15,8 +15,9 @@
 
 namespace dynmo::c10d {
 
-// Implements the operations that Gloo's constructor needs. The others throw. Any thread may call.
-// It does not own the watch. After the watch has ended, every call throws.
+// A store of c10d whose values are in the control plane of `watch`. Implements the operations that
+// Gloo's constructor needs. All other operations throw, and so does every call after the end of
+// `watch`. Does not own `watch`. Any thread may call.
 class RelayStore final : public ::c10d::Store {
  public:
   explicit RelayStore(std::weak_ptr<elastic::GroupWatch> watch, std::chrono::milliseconds timeout)

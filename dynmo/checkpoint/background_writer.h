@@ -26,7 +26,8 @@
 
 namespace dynmo::checkpoint {
 
-// One thread uses it. Within the limit, only wait(), wait_for() and finish() wait for the disk.
+// Writes the files of layers in the background. One thread uses it. Within the limit, only wait(),
+// wait_for() and finish() wait for the disk.
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Bytes memory);

@@ -82,7 +82,7 @@ struct VerifiedCheckpoint {
                                                    std::int64_t step, Generation generation);
 
 // Removes what interrupted checkpoints left behind, makes the pending folder and returns it. One
-// rank calls it, before any rank writes. Requires step >= 0.
+// rank calls it, before any rank writes. Fails with kBadInput. Requires step >= 0.
 [[nodiscard]] Expected<std::filesystem::path> begin_checkpoint(const std::filesystem::path& root,
                                                                std::int64_t step,
                                                                Generation generation = 0);
@@ -91,7 +91,8 @@ struct VerifiedCheckpoint {
 // for the next attempt. A folder into which a rank still writes may remain until then.
 void discard_pending(const std::filesystem::path& root);
 
-// Writes one layer's file durably. Any rank and thread may call it, once for each layer.
+// Writes one layer's file durably. Fails with kBadInput. Any rank and thread may call it, once for
+// each layer.
 [[nodiscard]] Expected<FileEntry> write_layer(const std::filesystem::path& pending,
                                               const LayerFile& layer);
 
@@ -117,7 +118,7 @@ void discard_pending(const std::filesystem::path& root);
 [[nodiscard]] Expected<Manifest> verify(const std::filesystem::path& checkpoint);
 
 // Returns the committed checkpoints, newest first, or none if `root` does not exist. They may be
-// damaged: call verify().
+// damaged: call verify(). Fails with kBadInput.
 [[nodiscard]] Expected<std::vector<CheckpointFolder>> list_checkpoints(
     const std::filesystem::path& root);
 
@@ -136,7 +137,7 @@ void discard_pending(const std::filesystem::path& root);
 [[nodiscard]] Expected<Safetensors> read_layer(const VerifiedCheckpoint& checkpoint, LayerId layer);
 
 // Removes all checkpoints except the newest `keep`, and returns what it removed. The newest that
-// verifies stays even if damaged ones are newer. Requires keep >= 1.
+// verifies stays even if damaged ones are newer. Fails with kBadInput. Requires keep >= 1.
 [[nodiscard]] Expected<std::vector<std::filesystem::path>> prune(const std::filesystem::path& root,
                                                                  int keep);
 

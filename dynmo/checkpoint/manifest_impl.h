@@ -11,8 +11,8 @@ namespace dynmo::checkpoint {
 
 inline constexpr const char* kManifestName = "manifest.json";
 
-// Returns kBadInput if `entries`, sorted by layer, are not those of layers 0..n-1 with n >= 1. Each
-// must have its layer's file name.
+// Checks that `entries`, sorted by layer, are those of layers 0..n-1 with n >= 1, each with its
+// layer's file name. Returns kBadInput with `origin`.
 [[nodiscard]] Expected<void> check_entries(const std::vector<FileEntry>& entries,
                                            const std::string& origin);
 

@@ -214,8 +214,8 @@ const TensorView* Safetensors::find(std::string_view name) const {
 
 namespace {
 
-// NaN and Inf are the numbers whose exponent has all its bits set. Elements are copied, because the
-// bytes of a tensor need not be aligned.
+// Returns the first place and the number of NaN and Inf, whose exponents have all bits set, or
+// nullopt. Elements are copied, because the bytes of a tensor need not be aligned.
 template <typename Bits>
 std::optional<NotFinite> find(std::span<const std::byte> bytes, Bits exponent) {
   std::array<Bits, 4096> piece;

@@ -38,7 +38,7 @@ Names devices() {
   return names;
 }
 
-// Condition of the keys that emulated layers ignore.
+// Returns the condition of the keys that emulated layers ignore.
 ActsIf computes() { return when("run.device", computing()); }
 const ActsIf& validates() {
   static const ActsIf kCondition =

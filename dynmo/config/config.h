@@ -125,7 +125,7 @@ struct Config {
     std::int64_t slow_from = 0;   // first step
     std::int64_t slow_until = 0;  // first step at full speed again; 0: none
   } emulated;
-  // docs/elasticity.md
+  // The keys of [elastic]: changes of the ranks during a run (docs/elasticity.md).
   struct Elastic {
     bool enabled = false;             // ranks may leave and join while it trains
     std::string pack = "never";       // or auto: onto fewer ranks if that costs no tokens/s
@@ -168,8 +168,8 @@ struct Config {
 // Like apply_file(), for its text. `origin` names it in messages.
 [[nodiscard]] Expected<void> apply_text(Config& config, std::string_view text,
                                         std::string_view origin);
-// Applies "a.b=c" texts. The value is TOML, or a string without quotes. A key that loses its effect
-// by them is reset to its default, unless one of them names it.
+// Applies "a.b=c" texts. The value is TOML, or a string without quotes. If a setting makes another
+// key idle, that key is reset to its default, unless a setting names it. Fails with kBadInput.
 [[nodiscard]] Expected<void> apply_settings(Config& config, std::span<const std::string> settings);
 // Returns all keys, such as "train.steps", in the order of the resolved form.
 [[nodiscard]] std::vector<std::string> key_names();

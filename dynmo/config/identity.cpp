@@ -13,8 +13,8 @@
 namespace dynmo::config {
 namespace {
 
-// Sources that are not enabled are left out of identities. So a new key of one does not make
-// existing checkpoints unusable.
+// Returns whether `table` is that of an enabled source. Other sources are left out of identities.
+// So a new key of theirs does not make existing checkpoints unusable.
 bool is_enabled_source(const dynamism::SourceOptions& sources, std::string_view table) {
   const std::vector<std::string_view> enabled = sources.enabled_tables();
   return std::find(enabled.begin(), enabled.end(), table) != enabled.end();

@@ -17,7 +17,7 @@ enum class Decay {
   // Warm-up, stable, decay: the peak, then a linear decay at the end (Hu et al., "MiniCPM", 2024).
   kWsd,
 };
-// Parses "cosine", "linear" or "wsd".
+// Parses "cosine", "linear" or "wsd". Fails with kBadInput.
 [[nodiscard]] Expected<Decay> parse_decay(std::string_view name);
 
 struct LearningRateOptions {
@@ -30,7 +30,7 @@ struct LearningRateOptions {
 };
 
 // Checks the options. They need 0 <= minimum <= peak, 0 <= warmup_steps <= total_steps, total_steps
-// >= 1 and 0 < decay_share <= 1. Returns kBadInput.
+// >= 1 and 0 < decay_share <= 1. Returns kBadInput if one does not hold.
 [[nodiscard]] Expected<void> validate(const LearningRateOptions& options);
 
 // Returns the learning rate of step 0, 1, .... It is peak x (step + 1) / warmup_steps up to peak at

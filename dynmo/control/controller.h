@@ -104,9 +104,9 @@ class Controller {
     speeds_.forget_times();
   }
 
-  // Decides what to do before step `now.step`. Returns nullopt if there is no cause for a plan.
-  // Times of the decision are of a step. The caller carries out a decision to migrate, or calls
-  // not_moved().
+  // Decides what to do before step `now.step`. Returns nullopt if there is no cause for a plan. The
+  // times in the decision are those of one step. The caller carries out a decision to migrate, or
+  // calls not_moved().
   [[nodiscard]] Expected<std::optional<Decision>> decide(const Boundary& now);
   void not_moved() { budget_.moved = false; }
 
@@ -165,7 +165,7 @@ class Controller {
       visit("confirm_at", self.confirm_at);
     }
   };
-  // The duration of loads.
+  // The times since the newest changes, from which the duration of a load is estimated.
   struct Lasting {
     std::int64_t changed_step = 0;  // step of the newest known change
     std::int64_t interval = 0;      // steps from the previous one to it; 0: none
@@ -221,7 +221,7 @@ class Controller {
       visit("cost_s", self.cost_s);
     }
   };
-  // Plans that led to no move, against the time of training.
+  // The time of plans that led to no move, and the training time of which it may be a share.
   struct Budget {
     bool planned = false;  // since the last observation
     bool moved = false;    // that plan led to a move
@@ -247,7 +247,7 @@ class Controller {
       visit("since", self.since);
     }
   };
-  // Lists all members except the profiler and the options.
+  // Calls visit(name, member) for all members except the profiler and the options.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit);
 

@@ -39,7 +39,7 @@ class NoiseMeter {
   [[nodiscard]] std::vector<Rank>& owners() { return owners_; }
   [[nodiscard]] bool fits(std::size_t layers) const;
 
-  // Lists all members except the constructor's argument.
+  // Calls visit(name, member) for all members except the constructor's argument.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit) {
     visit("owners", self.owners_);

@@ -199,7 +199,7 @@ std::deque<LayerTimes> Profiler::times(int frozen_layers) const {
   return steps;
 }
 
-// Finds a change. Also measures earlier ones again after 6 and 12 steps.
+// Finds a change. Also measures the found changes again, 6 and 12 steps after each.
 std::optional<FoundChange> Profiler::find(int frozen_layers) {
   for (FoundChange& found : found_) {
     ++found.steps;
@@ -269,9 +269,9 @@ bool Profiler::products_hold(const cost::ModelCost& known) const {
       [](const Products& a, const cost::LayerCost& b) { return a.time == b.product_time; });
 }
 
-// Returns the window with the product times of `known`. Dense products take the time of the
-// weights' gradients, which are only products. They occur once more in each of the two other parts.
-// The update is proportional to the kept values.
+// Returns the window with the product times of `known`. Dense products take the time of W, which
+// has only products. F and I have the same products once each. The update is proportional to the
+// kept values.
 std::deque<Profiler::Sample> Profiler::predicted(const cost::ModelCost& known) const {
   std::deque<Sample> window = window_;
   for (std::size_t i = 0; i < products_.size(); ++i) {

@@ -145,7 +145,8 @@ class Profiler {
     std::size_t steps = 1;  // of the window
     double change = 0;      // as a share of the mean rank's time
   };
-  // Lists all members except knowledge of the layers and the constructor's arguments.
+  // Calls visit(name, member) for all members except the constructor's arguments and what is known
+  // of the layers.
   template <typename Self, typename Visit>
   static void fields(Self& self, Visit visit);
   [[nodiscard]] bool products_hold(const cost::ModelCost& known) const;
@@ -158,8 +159,8 @@ class Profiler {
   [[nodiscard]] std::optional<FoundChange> find(int frozen_layers);
   // Scales all steps except the newest `steps`.
   void scale(const std::vector<double>& factors, int steps, int frozen_layers);
-  // Returns the std of a median over the window / that of one step's value, over the layers. For a
-  // layer with a found change, only the steps since then count.
+  // Returns the std of a median over the window, divided by that of one step's value: root mean
+  // square over the layers. For a layer with a found change, only the steps since then count.
   [[nodiscard]] double median_error(bool of_ranks) const;
 
   cost::ModelCost known_;

@@ -117,8 +117,8 @@ class Evidence {
   }
 
  private:
-  // Returns a rank's change relative to the common one. A rank is not slow because the others have
-  // less work.
+  // Returns a rank's change relative to the common one. So a rank does not count as slow if only
+  // the others have less work.
   static double relative(double value, double common) {
     if (common >= 0) return value - common;
     return value < 0 ? std::min(0.0, value - common) : value;
@@ -191,8 +191,8 @@ class Evidence {
     return true;
   }
 
-  // A rank's level is the median of its parts. The common part of a step is that of more than half
-  // of the ranks.
+  // Adds the levels of the ranks in step `t`, each the median of the rank's parts. Also adds the
+  // common part: the change that more than half of the ranks share.
   void add_levels(std::size_t t) {
     std::map<Rank, std::vector<double>> of_rank;
     for (const Part& part : parts_) {

@@ -47,8 +47,8 @@ struct SpeedChange {
   }
 };
 
-// Deterministic. One thread uses it. Without a slow rank, times and clusters pass unchanged, bit
-// for bit.
+// Finds slow ranks, and how slow they are. Deterministic. One thread uses it. Without a slow rank,
+// at_full_speed() and slowed() return their arguments unchanged, bit for bit.
 class RankSpeeds {
  public:
   // Adds an observation, which stands for `steps` steps. `layers` are by LayerId, and `owners`
@@ -75,7 +75,7 @@ class RankSpeeds {
   // Renumbers the ranks after some have joined or left. Rank i was `before[i]`, or is new.
   void ranks_changed(const std::vector<std::optional<Rank>>& before);
 
-  // One observed step, at full speed. 0: not measured, or not counted.
+  // One observed step, at full speed. A value is 0 if it was not measured or not counted.
   struct Step {
     std::vector<double> forward_s;  // here and below by layer
     std::vector<double> weight_gradient_s;

@@ -13,7 +13,7 @@
 
 namespace dynmo::control {
 
-// The measurements of one rank in a step, for all ranks.
+// The measurements of one rank in a step, which all ranks receive.
 struct RankFigures {
   double busy_s = 0;
   double overhead_s = 0;  // of the previous step, without its schedule and update
@@ -27,7 +27,7 @@ struct RankFigures {
 };
 
 // The figures of a step, combined over the ranks. `overhead_s` and the reduction's bandwidth are
-// minima. `action_s` is the mean over all actions, and `message_s` that of the ranks.
+// minima. `action_s` is the mean over all actions, and `message_s` the mean over the ranks.
 struct StepStats {
   cost::StepSample overhead;
   double plan_s = 0;  // here and below the maximum

@@ -15,7 +15,8 @@
 
 namespace dynmo {
 
-// Returns the condition that the key `key` has one of the values `is`. True and false are names.
+// Returns the condition that the key `key` has one of the values `is`. A bool has the names "true"
+// and "false".
 [[nodiscard]] ActsIf when(std::string key, Allowed is, std::string wanted = {});
 // Returns the condition that the text or the list `key` is not empty.
 [[nodiscard]] ActsIf when_given(std::string key, std::string wanted);
@@ -42,9 +43,9 @@ namespace dynmo {
 // Sets the keys that have no effect to their defaults.
 void reset_idle(std::span<const TomlKey> keys, std::span<const TomlKey> defaults);
 
-// Like apply_toml_settings(). Also resets each key that has lost its effect by the settings, unless
-// a setting names it. So one flag can disable a table of a file. `make_keys` returns the keys with
-// the conditions that follow from the current values.
+// Like apply_toml_settings(). If a setting makes another key idle, also resets that key to its
+// default, unless a setting names it. So one flag can disable a table of a file. `make_keys`
+// returns the keys with the conditions that follow from the current values.
 [[nodiscard]] Expected<void> apply_overrides(const std::function<std::vector<TomlKey>()>& make_keys,
                                              std::span<const TomlKey> defaults,
                                              std::span<const std::string> settings,

@@ -65,7 +65,8 @@ constexpr std::string_view kMoreMemory =
     "allow more memory (ulimit -v, the container's limit), or give a smaller model, micro-batch or "
     "file";
 
-// Libtorch's allocators throw its general exception. Only its text says that memory is missing.
+// Returns whether the text of an exception says that memory is missing. Libtorch's allocators throw
+// its general exception, so there is only the text.
 bool tells_of_memory(std::string_view text) {
   for (const std::string_view sign :
        {"can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory"}) {

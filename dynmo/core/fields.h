@@ -140,7 +140,7 @@ class FieldReader {
   // Reads any object, empty if the key is absent. FieldWriter does not write an empty object.
   void figures(const char* key, Json& value) { internal::read_figures(object_, key, value); }
   // Reads a text or a number that `to(value)` made. `from` converts it back and returns an
-  // Expected. A message has the key before the text of its error.
+  // Expected. A message has the key before the text of the error of `from`.
   template <typename T, typename To, typename From>
   void mapped(const char* key, T& value, To to, From from) {
     if (object_.value(key) == nullptr) return object_.fail(key, "is missing");

@@ -20,7 +20,7 @@ namespace {
 
 std::atomic<ShowNote> show_note = nullptr;
 
-// Returns whether this was not reported yet.
+// Returns whether `what` is asked for the first time.
 bool is_first(std::string_view what) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> told;

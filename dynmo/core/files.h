@@ -23,7 +23,7 @@ namespace dynmo {
 
 // Writes the pieces to a new file in the folder of `path`, and fsyncs it. Then renames it over
 // `path` and fsyncs the folder. So a crash leaves the old file or the new one, unless the file
-// system lacks a call (file_system.h).
+// system lacks a call (file_system.h). Fails with kBadInput.
 //
 // A pipe or a device is written into. So is a descriptor of this process that the path names
 // (/dev/stdout, /dev/fd/3), whatever it is.
@@ -32,7 +32,7 @@ namespace dynmo {
 [[nodiscard]] Expected<void> write_file_durably(const std::filesystem::path& path,
                                                 std::string_view text);
 
-// Makes the entries of a folder durable (after a rename in it).
+// Makes the entries of a folder durable (after a rename in it). Fails with kBadInput.
 [[nodiscard]] Expected<void> sync_directory(const std::filesystem::path& path);
 
 // Returns whether both paths are one file, or would be one once created. Returns false for devices
@@ -40,7 +40,7 @@ namespace dynmo {
 [[nodiscard]] bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b);
 
 // Truncates a file of lines behind its last newline. A crash may have left half a line, and the
-// next line must not be joined to it. Does nothing if there is no such file.
+// next line must not be joined to it. Does nothing if there is no such file. Fails with kBadInput.
 [[nodiscard]] Expected<void> cut_torn_line(const std::filesystem::path& path);
 
 [[nodiscard]] Expected<void> make_directories(const std::filesystem::path& path);

@@ -14,9 +14,10 @@ namespace dynmo {
 // Leading dashes do not count.
 [[nodiscard]] std::string nearest(std::string_view given, std::span<const std::string> known);
 
-// Returns ", did you mean 'x'?" or "", for a message that lists all known words.
+// Returns ", did you mean 'x'?" with nearest(), or "" if there is none, for a message that lists
+// all known words.
 [[nodiscard]] std::string did_you_mean(std::string_view given, std::span<const std::string> known);
-// Returns ", did you mean 'x'?" or ", known are a, b, c".
+// Returns did_you_mean(), or ", known are a, b, c" if that is empty.
 [[nodiscard]] std::string suggestion(std::string_view given, std::span<const std::string> known);
 
 }  // namespace dynmo

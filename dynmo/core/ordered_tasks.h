@@ -15,8 +15,8 @@
 
 namespace dynmo {
 
-// One thread adds tasks and takes results. The caller limits the number of waiting tasks: it calls
-// take() while full().
+// Runs tasks on several threads. One thread adds tasks, and takes the results in the same order.
+// The caller limits the number of waiting tasks: it calls take() while full().
 template <typename Result>
 class OrderedTasks {
  public:

@@ -45,9 +45,11 @@ using Nanoseconds = std::chrono::nanoseconds;
 // powers of 1000 and KiB, MiB, ... of 1024. No unit means bytes, like B. Returns kBadInput with the
 // text and the units.
 [[nodiscard]] Expected<Bytes> parse_bytes(std::string_view text);
-// Parses "20us", "1.5 ms" or "2h". Units are ns, us, ms, s, min and h. No unit means seconds.
+// Parses "20us", "1.5 ms" or "2h". Units are ns, us, ms, s, min and h. No unit means seconds. Fails
+// with kBadInput.
 [[nodiscard]] Expected<double> parse_seconds(std::string_view text);
-// Parses "450GB/s", bytes a second. No unit means B/s. Bits ("400Gb/s") are refused.
+// Parses "450GB/s", bytes a second. No unit means B/s. Fails with kBadInput, also for bits
+// ("400Gb/s").
 [[nodiscard]] Expected<double> parse_bytes_per_second(std::string_view text);
 
 }  // namespace dynmo

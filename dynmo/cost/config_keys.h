@@ -65,7 +65,8 @@ void read_blocks(ConfigKeys& keys, const FamilyRow& row, TransformerShape& shape
 // Returns "full_attention", "sliding_attention", "linear_attention", ... for each block.
 [[nodiscard]] std::vector<std::string> attention_kinds(ConfigKeys& keys, const FamilyRow& row,
                                                        std::int64_t blocks);
-// Returns for each block whether it has an indexer. Others use the choice of an earlier block.
+// Returns for each block whether it has an indexer. A block without one uses the choice of an
+// earlier block.
 [[nodiscard]] std::vector<bool> own_indexers(ConfigKeys& keys, std::int64_t blocks);
 // Returns for each block whether it has experts, in a model with experts.
 [[nodiscard]] std::vector<bool> sparse_blocks(ConfigKeys& keys, std::int64_t blocks);

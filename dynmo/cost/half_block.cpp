@@ -207,8 +207,8 @@ HalfBlock mlp_half(const MlpShape& shape) {
   return half;
 }
 
-// No token is dropped. Rows are copied to their experts, and the outputs back. Each expert's output
-// is kept for the gradient of its gate.
+// Returns the half block of a mixture of experts that drops no token. Rows are copied to their
+// experts, and the outputs back. Each expert's output is kept for the gradient of its gate.
 HalfBlock moe_half(const MoeShape& shape) {
   constexpr double kFloat = 4;  // bytes: gates are float32
   constexpr double kIndex = 8;

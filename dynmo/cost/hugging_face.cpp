@@ -55,7 +55,8 @@ bool is_class_of(const FamilyRow& row, std::string_view name) {
   return std::find(row.classes.begin(), row.classes.end(), name) != row.classes.end();
 }
 
-// Refuses other classes of a known type. They have no head for the vocabulary, or other layers.
+// Refuses other classes of a known type. Such a class has no head for the vocabulary, or it has
+// other layers.
 Expected<void> check_classes(const Json& json, const FamilyRow& row, std::string_view origin,
                              const std::string& pointer, bool wrapper) {
   const auto refuse = [&](const std::string& place, const std::string& name) {

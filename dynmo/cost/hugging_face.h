@@ -27,7 +27,8 @@ namespace dynmo::cost {
                                                       std::int64_t sequence,
                                                       std::int64_t micro_batch_size = 1);
 // Reads `path`, the file or a folder with a config.json. Infinity and NaN, which Python writes, are
-// read as text. They are an error in a required key.
+// read as text. They are an error in a required key. Returns the errors of parse_config(), and
+// kBadInput if the file cannot be read or is not JSON.
 [[nodiscard]] Expected<TransformerShape> read_config(const std::filesystem::path& path,
                                                      std::int64_t sequence,
                                                      std::int64_t micro_batch_size = 1);

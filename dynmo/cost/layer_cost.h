@@ -12,7 +12,8 @@
 
 namespace dynmo::cost {
 
-// Times are seconds for one micro-batch on a rank of speed 1. `update_s` is once a step.
+// The cost of one layer. Times are seconds for one micro-batch on a rank of speed 1, and `update_s`
+// is once a step.
 struct LayerCost {
   std::string name;
   double forward_s = 0;

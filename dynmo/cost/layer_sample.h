@@ -13,9 +13,9 @@
 
 namespace dynmo::cost {
 
-// Seconds of one layer for one micro-batch, on its device. A fused B counts as its two halves.
-// Reading the tokens is part of the first layer's forward pass, reading the targets of the last
-// one's.
+// Seconds of one layer for one micro-batch, on its device. A fused B counts as its two halves. The
+// forward pass of the first layer includes reading the tokens. That of the last layer includes
+// reading the targets.
 struct LayerTime {
   double forward_s = 0;
   double input_gradient_s = 0;

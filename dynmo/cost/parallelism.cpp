@@ -24,7 +24,7 @@ LayerWork divided(LayerWork work, double devices) {
 }
 
 // Adds the time of collectives. A half block gathers its tokens and scatters the sums, forward and
-// backward. The embedding only scatters them, and the head only gathers.
+// backward. The embedding only scatters, and the head only gathers.
 void add_collectives(LayerCost& cost, LayerKind kind, double collective_s) {
   if (kind == LayerKind::kEmbedding) {
     cost.forward_s += collective_s;

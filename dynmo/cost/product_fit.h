@@ -26,7 +26,7 @@ struct Occupancy {
   friend bool operator==(const Occupancy&, const Occupancy&) = default;
 };
 
-// Returns the number of all segments of a matrix without a zero.
+// Returns the number of segments of a matrix that has no zero.
 [[nodiscard]] std::int64_t all_segments(std::int64_t rows, std::int64_t columns);
 // Returns the shares of counted weights and segments of a matrix, or 1 for a matrix without
 // elements.

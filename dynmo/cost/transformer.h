@@ -50,9 +50,9 @@ struct TransformerShape : DecoderShape {
 [[nodiscard]] TransformerShape transformer_shape(const DecoderShape& sizes,
                                                  Architecture architecture);
 
-// Checks a shape. Returns kBadInput as for the sizes, or with the field. Head size and micro-batch
-// must be at least 1. A token visits at most all experts. The sequence must not be longer than
-// learned positions.
+// Checks a shape. Returns the kBadInput of validate(DecoderShape), or kBadInput with the field.
+// Head size and micro-batch must be at least 1. A token visits at most all experts. The sequence
+// must not be longer than learned positions.
 [[nodiscard]] Expected<void> validate(const TransformerShape& shape);
 
 // One movable unit: embedding, attention, MLP or MoE, final norm + head with the loss. A sliced

@@ -20,7 +20,7 @@ struct AddedToken {
   bool right_strip = false;  // and behind it
 };
 
-// Immutable: any number of threads may use one.
+// Finds the added tokens in text. Immutable: any number of threads may use one.
 class AddedTokens {
  public:
   // Holds the tokens. Those without content are never found.

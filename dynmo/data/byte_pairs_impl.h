@@ -14,14 +14,15 @@
 
 namespace dynmo::data {
 
-// Two tokens that become one. Its rank is its place in a list.
+// Two tokens that become one token. The rank of a merge is its place in the list of merges.
 struct TokenMerge {
   std::int32_t left = 0;
   std::int32_t right = 0;
   std::int32_t made = 0;
 };
 
-// Immutable: any number of threads may use one, each with a Scratch of its own.
+// Encodes text by byte pairs. Immutable: any number of threads may use one, each with a Scratch of
+// its own.
 class BytePairs {
  public:
   // Memory that encode() keeps between calls. It also holds the tokens of short pieces, as text

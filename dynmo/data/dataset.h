@@ -33,7 +33,7 @@ struct DatasetDescription {
   friend bool operator==(const DatasetDescription&, const DatasetDescription&) = default;
 };
 
-// A value: copies share the mappings. Any number of threads may read.
+// An opened data set. A value: copies share the mappings. Any number of threads may read.
 struct Dataset {
   std::filesystem::path path;
   DatasetDescription description;
@@ -48,7 +48,7 @@ struct Dataset {
 [[nodiscard]] std::string tokenizer_name(const DatasetDescription& description);
 [[nodiscard]] std::string tokenizer_name(const Tokenizer& tokenizer);
 
-// Writes DIR/dataset.json durably.
+// Writes DIR/dataset.json durably. Fails with kBadInput.
 [[nodiscard]] Expected<void> write_description(const std::filesystem::path& folder,
                                                const DatasetDescription& description);
 // Reads DIR/dataset.json. Returns kBadInput with the file and the JSON pointer.

@@ -23,7 +23,7 @@ namespace dynmo::data {
 inline constexpr std::size_t kTrain = 0;
 inline constexpr std::size_t kValidation = 1;
 
-// A value. Any number of threads may read it.
+// The choice of the held-out text. A value. Any number of threads may read it.
 class HeldOut {
  public:
   // The text of a document's piece in one split, and whether the split's part of the document ends

@@ -14,7 +14,7 @@
 
 namespace dynmo::data {
 
-// Immutable, so any number of threads may read it.
+// A file mapped into memory. Immutable, so any number of threads may read it.
 class MappedFile {
  public:
   // Opens a regular file. Returns kBadInput with the path and the system's reason.

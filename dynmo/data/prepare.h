@@ -104,8 +104,8 @@ struct PrepareReport {
 // A digest of (seed, name relative to the given path, line) decides whether a document is held out.
 // So the choice does not change if other files are added. No document above a tenth of the text (or
 // the share) is held out whole. If the draw takes none, the document that a larger share would take
-// first is held out. If there is none, or the draw takes all, the end of the longest document is
-// held out. A tokenizer is trained on lines drawn from the other text.
+// first is held out. If there is no such document, or the draw takes all, the end of the longest
+// document is held out. A tokenizer is trained on lines drawn from the other text.
 //
 // Writes train.{bin,idx}, validation.{bin,idx}, the tokenizer's file (unless it is bytes) and last
 // dataset.json, durably. A folder has a dataset.json only if it is complete. Memory grows by 12

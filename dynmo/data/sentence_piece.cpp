@@ -150,7 +150,8 @@ std::int64_t number_after(std::string_view text, std::string_view words) {
   return number;
 }
 
-// Translates a message of the library, which has what it wanted behind file and line.
+// Translates a message of the library. The message says behind file and line what the library
+// wanted.
 Error explain(const std::string& said, const SentencePieceOptions& options) {
   if (const auto max = number_after(said, "set it to a value <= "); max > 0) {
     return make_error(

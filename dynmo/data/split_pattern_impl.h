@@ -22,8 +22,8 @@ inline constexpr std::string_view kGpt2Pattern =
 // interprets differently, or that could take exponential time.
 [[nodiscard]] Expected<std::string> translate_pattern(std::string_view pattern);
 
-// A value that shares its compiled pattern. Any number of threads may use one, each with a State of
-// its own, which serves all patterns.
+// A pattern that splits text into pieces. A value: copies share the compiled pattern. Any number of
+// threads may use one, each with a State of its own, which serves all patterns.
 class SplitPattern {
  public:
   class State {

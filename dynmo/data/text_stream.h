@@ -30,8 +30,8 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
   virtual ~Decoder() = default;
-  // Decodes bytes of `in` into `out`, and removes the used part from the begin of both. The error
-  // has only the cause: "incorrect data check".
+  // Decodes bytes of `in` into `out`, and removes the used part from the beginning of both. The
+  // error has only the cause: "incorrect data check".
   [[nodiscard]] virtual Expected<void> decode(std::string_view& in, std::span<char>& out) = 0;
   // Returns whether a file may end here.
   [[nodiscard]] virtual bool is_whole() const = 0;
@@ -39,11 +39,12 @@ class Decoder {
 // Makes a decoder, or returns nullptr for kNone.
 [[nodiscard]] std::unique_ptr<Decoder> make_decoder(Compression compression);
 
-// One thread uses it. A second read of the same file opens it again.
+// Reads a file, and decompresses it if it is compressed. One thread uses it. A second read of the
+// same file opens it again.
 class TextStream {
  public:
   TextStream() = default;  // without bytes until another is assigned
-  // Returns kBadInput with the path if it cannot be read.
+  // Opens the file. Returns kBadInput with the path if the file cannot be read.
   [[nodiscard]] static Expected<TextStream> open(const std::filesystem::path& path);
   // Reads until `out` is full or the file ends, and returns the number of bytes. Returns kBadInput
   // with path and cause for an unreadable file, and for damaged or truncated compressed data.

@@ -97,7 +97,7 @@ class TokenShard {
 
 // Writes a shard as a stream. Tokens are written as they come, and the index (about 12 bytes a
 // document) is kept until finish(). Both files appear under their names, durably, only then. A
-// writer that is destroyed before leaves no files. One thread uses it.
+// writer that is destroyed before finish() leaves no files. One thread uses it.
 class TokenShardWriter {
  public:
   [[nodiscard]] static Expected<TokenShardWriter> create(const std::filesystem::path& prefix,
@@ -108,12 +108,12 @@ class TokenShardWriter {
 
   // Adds tokens to the current document, each within the range of the type. A document may have any
   // length. The format limits a sequence to 2^31 - 1 tokens, so a longer document has several
-  // sequences.
+  // sequences. Returns kBadInput if the disk fails.
   [[nodiscard]] Expected<void> append(std::span<const std::int32_t> tokens);
   // Ends the current document. Requires at least one token since the last call.
   void end_document();
-  // Publishes both files. Requires that all tokens are in ended documents. Nothing may be called
-  // after it.
+  // Publishes both files. Returns kBadInput if the disk fails. Requires that all tokens are in
+  // ended documents. Nothing may be called after it.
   [[nodiscard]] Expected<ShardSummary> finish();
 
  private:

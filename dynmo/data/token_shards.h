@@ -15,7 +15,8 @@
 
 namespace dynmo::data {
 
-// A value: copies share the mappings. Any number of threads may read.
+// Several shards as one sequence of tokens. A value: copies share the mappings. Any number of
+// threads may read.
 class TokenShards {
  public:
   TokenShards(TokenShard shard) : TokenShards(std::vector{std::move(shard)}) {}  // NOLINT

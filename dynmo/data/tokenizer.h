@@ -23,7 +23,7 @@ inline constexpr std::string_view kByteLevelBpe = "byte-level-bpe";
 inline constexpr std::int32_t kByteVocabulary = 257;
 inline constexpr std::int32_t kByteEndOfDocument = 256;
 
-// Immutable: any number of threads may use one.
+// Converts text to tokens and back. Immutable: any number of threads may use one.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -43,7 +43,8 @@ class Tokenizer {
   // Returns the content of the file from which open_tokenizer() makes this tokenizer, or "" for
   // bytes.
   [[nodiscard]] virtual std::string_view model() const = 0;
-  // Returns the content of a tokenizer_config.json beside that file, or "" if it needs none.
+  // Returns the content of a tokenizer_config.json beside the file of model(), or "" if that file
+  // needs none.
   [[nodiscard]] virtual std::string settings() const { return {}; }
 
  protected:

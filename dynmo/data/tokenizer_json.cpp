@@ -112,7 +112,8 @@ class ByteLevelBpe final : public Tokenizer {
     std::vector<std::int32_t>* tokens = nullptr;
   };
 
-  // With ignore_merges, a piece that equals a token becomes that token without merges.
+  // Returns the pieces that become a token without merges. With ignore_merges these are all that
+  // equal a token, else none.
   static std::unordered_map<std::string, std::int32_t> whole_of(const TokenizerParts& parts) {
     std::unordered_map<std::string, std::int32_t> whole;
     if (!parts.ignore_merges) return whole;

@@ -27,7 +27,7 @@ class TextCheck {
   void feed(std::string_view bytes);
   // Returns whether the bytes so far are text. An incomplete character is not.
   [[nodiscard]] bool is_text() const { return ok_ && state_.expected == 0; }
-  // Returns false as soon as no further bytes can make it text.
+  // Returns false as soon as the bytes so far cannot be the beginning of a text.
   [[nodiscard]] bool can_be_text() const { return ok_; }
   // Returns why the bytes are not text, "byte 0xe9 at offset 3 is no UTF-8 ...", or "" if they are.
   [[nodiscard]] std::string why_not() const;

@@ -24,7 +24,7 @@ struct DenseModel {
 
   [[nodiscard]] int size() const { return costs.size(); }
   [[nodiscard]] cost::LayerKind kind(int layer) const;
-  // Returns the costs of a layer with this work instead.
+  // Returns the costs of a layer with the work `layer` on the device of the dense model.
   [[nodiscard]] cost::LayerCost cost_of(const cost::LayerWork& layer) const;
 };
 

@@ -41,8 +41,8 @@ class TraceLines {
                                           const Measured* measured = nullptr);
   // Sets the start of the run, for the header. Requires that no line was added.
   void start(RunStart start) { start_ = std::move(start); }
-  // Continues after existing lines of the same layers. `newest` is the step of the last line; -1:
-  // only the header. Requires that no line was added.
+  // Continues after existing lines of the same layers. `newest` is the step of the last line, or -1
+  // if there is only the header. Requires that no line was added.
   void go_on(std::int64_t newest) {
     has_header_ = true;
     last_step_ = newest;
@@ -62,7 +62,8 @@ class TraceLines {
 [[nodiscard]] Expected<std::string> trace_text(const LoadModel& load, std::int64_t steps,
                                                std::int64_t every);
 
-// Writes the text of trace_text() to a file, durably.
+// Writes the text of trace_text() to a file, durably. Returns the errors of trace_text(), and
+// kBadInput if the disk fails.
 [[nodiscard]] Expected<void> record(const LoadModel& load, std::int64_t steps, std::int64_t every,
                                     const std::filesystem::path& path);
 

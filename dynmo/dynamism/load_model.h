@@ -14,9 +14,9 @@ namespace dynmo::dynamism {
 
 struct Recording;
 
-// Deterministic: costs are a function of the parameters, the seed and the step. Steps may be
-// requested in any order, so every policy of a comparison sees the same load. One thread at a time:
-// an implementation may cache results.
+// The costs of a model by step. Deterministic: costs are a function of the parameters, the seed and
+// the step. Steps may be requested in any order, so every policy of a comparison sees the same
+// load. One thread at a time: an implementation may cache results.
 class LoadModel {
  public:
   virtual ~LoadModel() = default;

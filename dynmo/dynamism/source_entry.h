@@ -29,8 +29,8 @@ struct TrainingSetting {
   std::int64_t blocks = 0;            // model.blocks; 0: not known
 };
 
-// The reason why a source would do nothing in a run. Its line is "GIVEN: NOTHING in 200 steps, as
-// WHY; wanted WANTED".
+// The reason why a source would do nothing in a run. The line for the user is "GIVEN: NOTHING in
+// 200 steps, as WHY; wanted WANTED".
 struct Idle {
   std::string given;         // "early_exit.warm_up is 500"
   std::string_view nothing;  // "no token would leave"

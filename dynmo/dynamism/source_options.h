@@ -63,7 +63,8 @@ class SourceOptions {
   // Returns the same sources with the defaults of all keys, none enabled.
   [[nodiscard]] SourceOptions defaults() const;
 
-  // Checks values and combinations of values of one source. `table` is one of tables().
+  // Returns kBadInput for a bad value, or a bad combination of values, of one source. `table` is
+  // one of tables().
   [[nodiscard]] Expected<void> check(std::string_view table) const;
   // Checks the sources before a rank starts. Those that can train must be valid, and their keys
   // must have an effect. Enabled ones must fit the setting and each other (combinations.h), and
@@ -72,7 +73,8 @@ class SourceOptions {
   // Returns why a source would do nothing in a run of setting.steps steps, or "" if it does
   // something.
   [[nodiscard]] std::string idle_in(std::string_view table, const TrainingSetting& setting) const;
-  // Makes the source's load model. `table` is one of tables().
+  // Makes the source's load model. Returns its error for bad options or inputs. `table` is one of
+  // tables().
   [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_load(std::string_view table,
                                                                const LoadInputs& inputs) const;
 

@@ -33,8 +33,8 @@ namespace dynmo::elastic {
 
 class PlaneLoop;
 
-// One rank's end of one group. Any thread may call. Destroying it ends this rank's part: without a
-// verdict or leave(), the other ranks take that for its loss.
+// One rank's end of one group. Any thread may call. Destroying it ends this rank's part. If there
+// was neither a verdict nor leave(), the other ranks take this for a loss of the rank.
 class GroupWatch {
  public:
   GroupWatch(const GroupWatch&) = delete;
@@ -110,8 +110,8 @@ struct PlaneOptions {
   std::chrono::milliseconds silence{3000};  // a longer silence is a loss
 };
 
-// The plane itself. Any thread may call. After its destruction it lives on until the last of its
-// groups is destroyed.
+// The plane of one process. Any thread may call. Its connections stay open until the plane and all
+// of its groups are destroyed.
 class ControlPlane {
  public:
   [[nodiscard]] static std::shared_ptr<ControlPlane> start(const PlaneOptions& options);
@@ -122,7 +122,7 @@ class ControlPlane {
   // Listens on a free port of `address` from now on. A second call changes nothing. Fails with
   // kBadInput.
   [[nodiscard]] Expected<void> listen(const std::string& address);
-  // Returns where it listens. Requires that it does.
+  // Returns the place where the plane listens. Requires that listen() has succeeded.
   [[nodiscard]] PlanePlace place() const;
 
   // Opens a group as its rank 0. The plane must listen. Ranks that never connect are not missed,

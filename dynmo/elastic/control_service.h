@@ -48,7 +48,7 @@ class ControlService {
   ~ControlService();
   // Writes RUN/job.json and RUN/secret. Returns kBadInput if that fails. The caller may try again.
   [[nodiscard]] Expected<void> publish();
-  // Returns where it listens, as in job.json.
+  // Returns the address and port where the service listens, as in job.json.
   [[nodiscard]] const JobFile& endpoint() const { return endpoint_; }
   // Hands over to the service of another rank, which leads now. From now on, clients that ask for
   // the status, or still wait at the end, are sent there.

@@ -58,7 +58,7 @@ class GroupStar {
   void close(const PlanePeer& peer);
   void find_silent(const PlanePeer& peer, const std::string& why);
 
-  // Implements the functions of GroupWatch for this rank.
+  // Does what the function of the same name of GroupWatch does, for this rank.
   void tell(const process::Word& word);
   void announce(const Error& why);
   void leave();

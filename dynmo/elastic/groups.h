@@ -96,7 +96,7 @@ class Groups {
     return {};
   }
   // Returns the facts about views with left-out members that the members of the next group must
-  // know(). Its first rank sends them to the other members when that group forms.
+  // know(). The first rank of that group sends them to the other members when the group forms.
   [[nodiscard]] virtual Json standing(const View& next) const {
     static_cast<void>(next);
     return nullptr;

@@ -67,7 +67,7 @@ struct ControlEndpoint {
 
 // Returns 128 random bits as 32 hexadecimal digits.
 [[nodiscard]] std::string make_secret();
-// Compares two secrets in a time that does not depend on their content.
+// Returns whether two secrets are equal, in a time that does not depend on their content.
 [[nodiscard]] bool same_secret(std::string_view a, std::string_view b);
 
 }  // namespace dynmo::elastic

@@ -24,7 +24,8 @@
 
 namespace dynmo::elastic {
 
-// A watched process of this host. The plane's thread sets `ended` when it sees its end.
+// A watched process of this host. The plane's thread sets `ended` when it sees that the process has
+// ended.
 struct WatchedProcess {
   MemberId id = {};
   process::UniqueFd end;
@@ -68,7 +69,8 @@ class PlaneLoop {
     const std::lock_guard lock(mutex_);
     return look_at();
   }
-  // Waits until `is_so`, called under the mutex, returns true, at most for `time`.
+  // Waits until `is_so`, called under the mutex, returns true, at most for `time`. Returns its last
+  // value.
   template <typename IsSo>
   bool wait_until(std::chrono::milliseconds time, const IsSo& is_so) const {
     std::unique_lock lock(mutex_);

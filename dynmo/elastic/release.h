@@ -34,9 +34,10 @@ struct Release {
   int calls_before = 0;  // calls before it was tried again
 };
 
-// Returns the hosts of the released ranks on which no kept rank runs, or the hosts of the kept
-// ranks. Each host occurs once, in the order of the ranks.
+// Returns the hosts of the released ranks on which no kept rank runs. Each host occurs once, in the
+// order of the ranks.
 [[nodiscard]] std::vector<std::string> released_hosts(const Release& release);
+// Returns the hosts of the kept ranks, like released_hosts().
 [[nodiscard]] std::vector<std::string> kept_hosts(const Release& release);
 
 // The variables that a hook finds in its environment, in addition to the run's own. Lists are
@@ -89,7 +90,7 @@ class Releases {
   // waits, or if one is in progress.
   [[nodiscard]] std::optional<Time> due() const;
 
-  // Ends the hook in progress with this exit code. Requires one.
+  // Ends the hook in progress with this exit code. Requires a hook in progress.
   [[nodiscard]] ReleaseOutcome ended(int exit_code, Time now);
   // Parks the release in progress, whose hook was killed or never started.
   void failed() { park(); }

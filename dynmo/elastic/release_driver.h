@@ -37,7 +37,7 @@ struct ReleaseNews {
   std::string line;  // ASCII, without a line end
 };
 
-// Runs the hooks. One thread calls.
+// Runs the hooks. One thread uses it.
 class ReleaseDriver {
  public:
   explicit ReleaseDriver(ReleaseOptions options);
@@ -54,7 +54,7 @@ class ReleaseDriver {
   [[nodiscard]] std::vector<ReleaseNews> finish(std::chrono::milliseconds at_most,
                                                 const std::function<bool()>& hurry = {});
 
-  // Calls for the parked releases again. Returns their number.
+  // Makes the parked releases wait for a call of their hooks again. Returns their number.
   int try_again() { return releases_.try_again(std::chrono::steady_clock::now()); }
   // Returns the open releases for another leader. The hook that runs stays with this one.
   [[nodiscard]] Releases::Open open() const { return releases_.open(); }

@@ -115,8 +115,8 @@ class SizeChanges {
   // Packs onto fewer ranks, and empties whole hosts first.
   void pack(int ranks, const View& view, const plan::Plan& plan, BoundaryDecision& decision,
             process::ClientId client);
-  // Returns whether a member that was asked to leave tries again now. Such a member requests it at
-  // every boundary.
+  // Returns whether a member that was asked to leave tries again now. Such a member requests to
+  // leave at every boundary.
   [[nodiscard]] bool tries_again(MemberId member, std::int64_t step);
 
   SizeOptions options_;

@@ -61,10 +61,10 @@ class Survivors {
   Survivors(const Loss& loss, Member self, Ask ask, Standing& standing,
             Clock::duration patience = std::chrono::seconds(3));
 
-  // Looks which members live. The functions below refer to the newest look.
+  // Finds which members live. The functions below refer to the newest look.
   void look(Clock::time_point now);
-  // Returns the call of another living process, each call once. If a call omits this process, it is
-  // a spare, or the others have continued without it.
+  // Returns the call of another living process, each call once. If a call omits this process, this
+  // process is a spare, or the others have continued without it.
   [[nodiscard]] std::optional<MeetingCall> heard();
   // Returns this process's own call, if it is the lowest living member and may call the others. The
   // number of members is rounded down to a multiple of the replicas. The generation is above that

@@ -18,7 +18,7 @@ namespace dynmo::kernels {
 
 // Returns whether libtorch's BLAS has the products of this type that blocked attention needs.
 [[nodiscard]] bool has_blocked_attention(at::ScalarType type);
-// Returns the type itself if BLAS has these products, else fp32.
+// Returns `type` if BLAS has the products of that type, else fp32.
 [[nodiscard]] at::ScalarType product_type(at::ScalarType type);
 
 // Returns x with each head repeated for the query heads that share it, side by side. `heads` are

@@ -14,9 +14,9 @@
 
 namespace dynmo::kernels::gemm {
 
-// Returns whether these kernels are made for this processor.
+// Returns whether these kernels are to be used on this processor, because they were written for it.
 [[nodiscard]] bool is_wanted();
-// Returns whether this processor can run them.
+// Returns whether this processor can run these kernels.
 [[nodiscard]] bool is_possible();
 
 // A row-major matrix, or the transpose of one, whose rows start `stride` elements apart.

@@ -36,7 +36,8 @@ Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& 
   return has_kernel(kOne, q_BHTK) ? fused_choice(q_BHTK, k_BHTK, v_BHTK) : Fused::kNone;
 }
 
-// CUDA's kernels need rows and weight of one type.
+// Returns whether libtorch has a fused kernel for this norm. CUDA's kernels need rows and weight of
+// one type.
 bool has_fused_norm(const Tensor& x_ND, const Tensor& weight_D) {
   return x_ND.scalar_type() == weight_D.scalar_type() && has_kernel("aten::_fused_rms_norm", x_ND);
 }

@@ -35,8 +35,8 @@ namespace dynmo::kernels::generic {
                                          const at::Tensor& inverse_N1, const at::Tensor& weight_D,
                                          InputGradient wanted, const at::Tensor& residual_ND);
 
-// Rounds in bf16 after each of the two operations, unlike the CPU's loop, which rounds once. One
-// rounding would need fp32 copies, which cost too much.
+// Returns silu(gate) * up. Rounds in bf16 after each of the two operations, unlike the CPU's loop,
+// which rounds once. One rounding would need fp32 copies, which cost too much.
 [[nodiscard]] at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF);
 void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
 

@@ -36,7 +36,8 @@ namespace dynmo::kernels::generic {
 [[nodiscard]] Selection pack_buckets(const at::Tensor& bucket_BHT, std::int64_t buckets);
 
 // Like pack_buckets(), in the padded form. Waits once for the device, to read the length of the
-// longest section. Its only bound is T, with which attention would cost S times dense attention.
+// longest section. The only bound on that length is T. With it, attention would cost S times dense
+// attention.
 [[nodiscard]] Selection select_buckets(const at::Tensor& bucket_BHT, std::int64_t buckets);
 
 // Like selected_attention() and its gradient in selected_attention.h, for either form. The queries

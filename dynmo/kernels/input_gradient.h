@@ -3,8 +3,8 @@
 
 namespace dynmo::kernels {
 
-// Whether the gradient of an operation's input will be used. The first layer behind a frozen prefix
-// needs none.
+// Tells whether the gradient of an operation's input will be used. The first layer behind a frozen
+// prefix needs none.
 enum class InputGradient { kWanted, kNotWanted };
 
 }  // namespace dynmo::kernels

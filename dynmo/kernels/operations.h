@@ -35,8 +35,8 @@ struct Normed {
   at::Tensor inverse_N1;  // in accumulation_type
 };
 [[nodiscard]] Normed rms_norm(const at::Tensor& x_ND, const at::Tensor& weight_D, double epsilon);
-// Returns y_ND of rms_norm() once more, with its bits. `inverse_N1` is that of rms_norm(). It saves
-// the CPU a pass. A device's fused kernel computes it again, and needs `epsilon`.
+// Returns y_ND of rms_norm() once more, with its bits. `inverse_N1` is that of rms_norm(). With it
+// the CPU saves a pass. A device's fused kernel computes the inverse again, and needs `epsilon`.
 [[nodiscard]] at::Tensor normed_again(const at::Tensor& x_ND, const at::Tensor& inverse_N1,
                                       const at::Tensor& weight_D, double epsilon);
 struct NormGradient {
@@ -53,7 +53,8 @@ struct NormGradient {
 // variants improve transformer", 2020).
 [[nodiscard]] at::Tensor swiglu(const at::Tensor& gate_NF, const at::Tensor& up_NF);
 // Replaces `gate` and `up` by their gradients, in place. `product` is the gradient of silu(gate) *
-// up on entry, and becomes silu(gate) * up. The weight gradient of the next matrix needs that.
+// up on entry, and becomes silu(gate) * up. The weight gradient of the next matrix needs this
+// product.
 void swiglu_gradient(at::Tensor& gate_NF, at::Tensor& up_NF, at::Tensor& product_NF);
 
 // Replaces the scores, fp32 or fp64, by probabilities, in place. Returns the logarithm of each

@@ -27,8 +27,8 @@ struct ProductShape {
   std::int64_t depth;    // K
 };
 
-// Returns whether libtorch's library has these products. It has fp32 and fp64 with any BLAS. It has
-// bf16 with MKL on a processor that multiplies bf16.
+// Returns whether libtorch's library has products of matrices of this type. It has fp32 and fp64
+// with any BLAS. It has bf16 with MKL on a processor that multiplies bf16.
 template <typename Element>
 [[nodiscard]] bool has_products();
 

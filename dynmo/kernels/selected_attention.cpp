@@ -111,7 +111,7 @@ std::vector<loops::Wide<Element>> make_keys(Element* q, std::int64_t rows, const
   return inverse;
 }
 
-// Adds the gradient through such keys to q's: d k / d q = (1 - k k^T) / |q|.
+// Adds the gradient through the keys of make_keys() to that of q: d k / d q = (1 - k k^T) / |q|.
 template <typename Element>
 void add_through_keys(const Element* k, const Element* k_gradient,
                       const std::vector<loops::Wide<Element>>& inverse, const Sizes& sizes,

@@ -51,8 +51,8 @@ using Stopwatch = std::function<double(const std::function<void()>& work)>;
                                                          const Stopwatch& seconds = by_the_clock);
 
 // Returns the lowest sparsity from which on compressed products take no longer than dense ones.
-// Returns 1 if they take longer at the last of `times`. It is interpolated linearly between two of
-// them and rounded to two digits. Requires ascending sparsities.
+// Returns 1 if they take longer at the last of `times`. The result is interpolated linearly between
+// two of `times` and rounded to two digits. Requires ascending sparsities.
 [[nodiscard]] double break_even(std::span<const ProductTimes> times);
 // Measures the break-even of weights spread evenly. The result is 1 or between 0.45 and 0.95. From
 // 0.45 on, compressed matrices take less memory.

@@ -31,7 +31,8 @@ enum class InstructionSet { kAny, kAvx2, kAvx512 };
 // Returns the widest set of this processor.
 [[nodiscard]] InstructionSet instruction_set();
 
-// Matrices without a stride are contiguous. Tiles are aligned to 64 bytes.
+// The loops of one instruction set. Matrices without a stride are contiguous. Tiles are aligned to
+// 64 bytes.
 template <typename Element>
 struct Kernels {
   // Loads at most kTile rows of x, `stride` apart: tile_DT = x_TD^T, with zeros for missing rows.

@@ -32,8 +32,8 @@ void zero_gradients(LayerState& state);
 [[nodiscard]] double squared_norm(const Parameter& parameter);
 
 // Returns the factor that scales gradients of norm `total_norm` to at most `max_norm`. Returns 1 if
-// they are already, or if max_norm is 0 (no clipping). Returns NaN if the norm is NaN: the caller
-// reports a diverged run before it updates.
+// `total_norm` is at most `max_norm`, or if `max_norm` is 0 (no clipping). Returns NaN if the norm
+// is NaN: the caller reports a diverged run before it updates.
 [[nodiscard]] double clip_factor(double total_norm, double max_norm);
 
 }  // namespace dynmo::model

@@ -19,7 +19,7 @@
 
 namespace dynmo::model {
 
-// Chooses the pairs. Immutable; any thread may use it.
+// Chooses the pairs of queries and keys that attention computes. Immutable; any thread may use it.
 class AttentionPattern {
  public:
   virtual ~AttentionPattern() = default;

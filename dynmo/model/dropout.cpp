@@ -86,8 +86,8 @@ at::Tensor keep_mask(const at::Tensor& like, double p, std::uint64_t key) {
   return mask;
 }
 
-// Saves one byte for each element for the backward pass, where a product would save an operand of 4
-// or 8.
+// Computes masked(), with its gradient. Saves one byte for each element for the backward pass,
+// where a product would save an operand of 4 or 8.
 struct Masked : autograd::Function<Masked> {
   static at::Tensor forward(autograd::AutogradContext* saved, const at::Tensor& input,
                             const at::Tensor& mask, double p) {

@@ -24,8 +24,9 @@ enum class Gates { kYes, kNo };
                                          const Routing& routing, const at::Tensor& like_ND,
                                          Gates gates);
 
-// Computes the gradients of the sum above with gates, given that of its result. Replaces each row
-// by its gradient. Returns the gradients of the gates, [N, K], which are 0 for slots without a row.
+// Computes the gradients of summed_by_token() with Gates::kYes. `gradient_ND` is that of its
+// result. Replaces each row by its gradient. Returns the gradients of the gates, [N, K], which are
+// 0 for slots without a row.
 [[nodiscard]] at::Tensor through_gates(std::vector<at::Tensor>& rows, const Routing& routing,
                                        const at::Tensor& gradient_ND);
 

@@ -47,9 +47,11 @@ inline constexpr cost::DecoderLimits kDecoderLimits = {.hidden = std::int64_t{1}
                                                        .tokens = std::int64_t{1} << 24};
 inline constexpr std::int64_t kMaxAngles = std::int64_t{1} << 28;  // angles of rotary positions
 
-// Checks fields. All fail with kBadInput and the key of a run's config.
+// Checks that fields are above 0. Returns kBadInput with the key of a run's config.
 [[nodiscard]] Expected<void> check_positive(std::initializer_list<ConfigField> fields);
+// Checks that `heads` divides `hidden`. Returns kBadInput with the key of a run's config.
 [[nodiscard]] Expected<void> check_heads(std::int64_t hidden, std::int64_t heads);
+// Checks that a dropout is 0 or more and below 1. Returns kBadInput with the key of a run's config.
 [[nodiscard]] Expected<void> check_dropout(double dropout);
 
 // Returns the id of the head, after the embedding and two half blocks a block.

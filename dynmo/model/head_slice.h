@@ -63,12 +63,12 @@ class SavedSlice {
   // Adds the slice's share to `before` and returns the result. `before` is undefined in the first
   // slice, and `before.n_ND` is not read.
   [[nodiscard]] SliceNumbers pass_on(const SliceNumbers& before);
-  // Drops the numbers of all tokens except these.
+  // Drops the numbers of all tokens except `tokens`.
   void keep(const at::Tensor& tokens);
   // Converts the gradient of the slice's output to that of its input. `after.n_ND` is undefined in
   // the last slice.
   [[nodiscard]] SliceNumbers gradient(const Parameter& matrix, const SliceNumbers& after);
-  // Adds the gradient of the matrix.
+  // Adds this slice's gradient of the matrix to `matrix`.
   void add_weight_gradient(Parameter& matrix, const at::Tensor& n_ND) const;
 
   [[nodiscard]] const at::Tensor& scores() const { return scores_NV; }
@@ -92,7 +92,8 @@ struct WholePlace {
   int slice = 0;  // number in its chain
 };
 [[nodiscard]] std::vector<WholePlace> whole_places(const Model& model);
-// Converts a number of layers that counts each chain of slices as one into one with every slice.
+// Converts a number of first layers in which each chain of slices counts as one layer. In the
+// result every slice counts.
 [[nodiscard]] int layers_up_to(const Model& model, int layers);
 
 // Returns whether a parameter is the matrix of a head, or rows of one. The head may be the model's

@@ -17,7 +17,7 @@
 
 namespace dynmo::model {
 
-// The cache itself. One thread.
+// Keys and values of all tokens that each layer has read. One thread uses it.
 class KeyValueCache {
  public:
   // Holds at most `max_tokens` of every sequence. Memory grows with the tokens that are there.
@@ -33,9 +33,9 @@ class KeyValueCache {
   // read. A second call before advance() replaces the first. Requires the same number of sequences
   // each time.
   [[nodiscard]] KeyValues append(LayerId layer, const at::Tensor& k_BTHK, const at::Tensor& v_BTHK);
-  // Counts `tokens` more, which all layers have read.
+  // Adds `tokens` to tokens(), after all layers have read them.
   void advance(std::int64_t tokens);
-  // Forgets everything, and keeps the memory.
+  // Removes all keys and values, and keeps their memory for new ones.
   void clear();
   // Returns the number of tokens that a layer has read of every sequence.
   [[nodiscard]] std::int64_t tokens_of(LayerId layer) const;

@@ -28,8 +28,8 @@ namespace dynmo::model {
 [[nodiscard]] Bytes peak_device_memory(at::Device device);
 
 // Counts what libtorch's allocator gives to and takes back from the thread that made the meter, for
-// one kind of device. It replaces libtorch's profiler while it exists, so do not nest the two. Use
-// on one thread.
+// one kind of device. A meter takes the place of libtorch's profiler while it exists, so never use
+// both at once. One thread uses it.
 class AllocationMeter {
  public:
   explicit AllocationMeter(c10::DeviceType device = c10::DeviceType::CPU);

@@ -211,8 +211,8 @@ class MoeLayer final : public HandWritten<SavedMoe> {
     return n_gradient_MD;
   }
 
-  // These two do the same for all experts at once, on a device. The host does not know the number
-  // of their rows.
+  // Like through_experts(), for all experts at once, on a device. The host does not know the
+  // numbers of their rows.
   void through_experts_on_device(const std::vector<Parameter>& p, const Tensor& n_ND,
                                  SavedMoe& saved) const {
     saved.gate_MF = saved.up_MF = saved.out_MD = {Tensor()};

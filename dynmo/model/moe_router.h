@@ -61,8 +61,8 @@ struct Routing {
   [[nodiscard]] std::int64_t dropped() const;
 };
 
-// Routes the tokens. `scores_NE` is fp32 or fp64. Only kBias reads `bias_E`. On a device the host
-// waits only for kBalanced in training, because it assigns the tokens itself.
+// Routes the tokens. `scores_NE` is fp32 or fp64. Only kBias reads `bias_E`. For scores on a device
+// the host waits only with kBalanced in training, which assigns the tokens on the host.
 [[nodiscard]] Routing route(const RouterOptions& options, const at::Tensor& scores_NE,
                             const at::Tensor& bias_E, Pass pass);
 

@@ -19,7 +19,8 @@ namespace {
 
 using at::Tensor;
 
-// Both are stable: of equal values the lower index comes first.
+// Returns the indices that sort x in ascending order. Here and below, the lower index of equal
+// values comes first.
 Tensor ascending(const Tensor& x, std::int64_t dimension) {
   return std::get<1>(at::sort(x, /*stable=*/true, dimension, /*descending=*/false));
 }
@@ -41,7 +42,7 @@ Tensor sinkhorn_of(const Tensor& z_NE) {
   return pi_NE;
 }
 
-// Assigns on the host.
+// Returns balanced_assignment() of the scores, computed on the host.
 Tensor balanced_on_host(const RouterOptions& o, const Tensor& z_NE) {
   const Tensor host_NE = z_NE.to(at::kCPU).contiguous();
   const auto* z = kernels::host_data<const double>(host_NE);
@@ -67,7 +68,7 @@ Tensor experts_by_scores(const RouterOptions& o, const Tensor& z_NE, const Tenso
   return highest_first(z_NE, o.top_k);
 }
 
-// The slots n K + k, sorted by expert, then token. Dropped ones come last.
+// The slots n K + k of token n and choice k, sorted by expert, then token. Dropped slots come last.
 struct SortedSlots {
   Tensor order_J;
   Tensor starts;          // first slot of each expert, E + 1; the last is the number of kept ones

@@ -68,8 +68,8 @@ using ConstNamedTensor = TensorView<const std::byte>;
 // Returns the bytes of all tensors of a state, on any device.
 [[nodiscard]] Bytes tensor_bytes(const LayerState& state);
 
-// Everything except the tensors. `layout` is a digest of names, shapes, types of buffers and decay
-// flags.
+// A layer's state except the tensors. `layout` is a digest of names, shapes, types of buffers and
+// decay flags.
 struct StateHeader {
   LayerId id;
   bool frozen = false;

@@ -63,7 +63,7 @@ enum class EventsOf { kAll, kTakeOver };
                                                        EventsOf which = EventsOf::kAll);
 
 // Returns the plan that is in force from an event on, if it starts one. A decision starts none: the
-// move after it does.
+// move after it does. Fails with kBadInput if that plan is not valid.
 [[nodiscard]] Expected<std::optional<plan::Plan>> plan_of(const Event& event);
 
 // Returns the fields of events of kind "decision" and "move" (docs/formats.md).

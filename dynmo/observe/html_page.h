@@ -29,7 +29,8 @@ namespace dynmo::observe {
 // head. Returns kBadInput with `origin` for any other format.
 [[nodiscard]] Expected<Json> parse_html_report(std::string_view text, std::string_view origin);
 
-// Returns the page with the document and the script. No text of the document can end its element.
+// Returns the page with the document and the script. No text of the document can end the HTML
+// element that holds the document.
 [[nodiscard]] std::string html_page(const Json& document, std::string_view script);
 
 }  // namespace dynmo::observe

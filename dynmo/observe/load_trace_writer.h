@@ -31,7 +31,7 @@ class LoadTraceWriter {
 
   // Continues the file of another rank, or the own file after the run went back. First removes all
   // lines from step `step` on, and a half-written line. Later lines have no measurements for
-  // decisions.
+  // decisions. Fails with kBadInput.
   [[nodiscard]] static Expected<std::unique_ptr<LoadTraceWriter>> go_on(
       const std::filesystem::path& path, std::int64_t every, std::int64_t step,
       dynamism::TraceLines::Device device = dynamism::TraceLines::Device::kReal);

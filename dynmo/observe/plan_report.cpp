@@ -158,7 +158,7 @@ std::string recompute_line(const PlanReport& report) {
                      report.model.size(), ranges);
 }
 
-// "4 slices of the head are joined, which costs 10.0 % of the step time (...)".
+// Returns "4 slices of the head are joined, which costs 10.0 % of the step time (...)".
 std::string joined_line(const PlanReport& report) {
   if (!report.joined_head) return "";
   const plan::JoinedHead& joined = *report.joined_head;

@@ -92,7 +92,8 @@ void RecordWriter::run(const std::stop_token& stop) {
   }
 }
 
-// If not all records fit, some may, so they are tried line by line.
+// Writes the records. If not all of them fit on the disk, writes them line by line, because some
+// may fit.
 void RecordWriter::write_batch(const std::vector<StepRecord>& batch) {
   std::vector<std::string> lines;
   std::string all;
@@ -110,7 +111,7 @@ void RecordWriter::write_batch(const std::vector<StepRecord>& batch) {
   }
 }
 
-// Requires the lock.
+// Counts records that the file lacks, and keeps the first reason. Requires the lock.
 void RecordWriter::leave_out(std::size_t records, const Error& why) {
   missing_ += static_cast<std::int64_t>(records);
   if (!failure_) failure_ = why;

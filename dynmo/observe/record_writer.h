@@ -33,7 +33,8 @@ struct RecordWriterOptions {
   std::function<void(const StepRecord&)> also = {};
 };
 
-// Any thread may write. One thread closes, after all others have stopped writing.
+// Writes records to a file in the background. Any thread may write. One thread closes, after all
+// others have stopped writing.
 class RecordWriter {
  public:
   // Opens the file. Returns kBadInput with the path and the system's reason.

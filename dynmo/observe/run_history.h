@@ -37,7 +37,8 @@ struct StepEntry : StepFacts {
 // micro-batches than the others: its time is NaN, and only its losses and moves count.
 [[nodiscard]] bool is_measured(const StepEntry& step);
 
-// Intentionally copyable. Its size is bounded for any number of steps.
+// The facts of a run's steps and events that its summary needs. Intentionally copyable. The size is
+// bounded for any number of steps.
 class RunHistory {
  public:
   static constexpr std::size_t kMaxSample = 4096;  // steps
@@ -82,7 +83,7 @@ class RunHistory {
   void add_event(std::string_view kind, std::int64_t step, const Json& event);
   void add_traffic(const TrafficInterval& interval);
   void set_sources(const Json& figures) { sources_ = figures; }  // of the newest step
-  // Clears the newest steps, because the next step to be added is not the following one.
+  // Clears the newest steps. Call it if the next step to be added does not follow the last one.
   void forget_newest() { steps_.newest.clear(); }
 
   [[nodiscard]] const Run& run() const { return run_; }

@@ -17,7 +17,8 @@
 
 namespace dynmo::observe {
 
-// Numbers that a rank does not know (loss on other than the last stage's) are NaN: null in JSON.
+// Numbers that a rank does not know are NaN, and null in JSON. Only the rank of the last stage
+// knows the loss, for example.
 struct StepFacts {
   double loss = 0;         // mean of the step's micro-batches
   double step_s = 0;       // this rank's clock, from the first action to the end of the update

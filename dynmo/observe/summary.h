@@ -105,7 +105,8 @@ struct Summary {
 };
 
 // Returns the indices of the baseline and of the run that is compared with it. A dense run, which
-// comes first, is neither: its losses and layers differ. Returns nullopt if there are no two.
+// comes first, is neither: its losses and layers differ. Returns nullopt if there are no such two
+// runs.
 [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> compared(const Summary& summary);
 
 [[nodiscard]] Json summary_json(const Summary& summary);

@@ -26,7 +26,7 @@ struct Column {
 // Returns "1 rank" or "2 ranks", for nouns with a plural in s.
 [[nodiscard]] std::string format_count(std::int64_t count, std::string_view noun);
 
-// Numbers of a chart.
+// A name and the numbers that a chart draws under it.
 struct Series {
   std::string name;
   std::vector<double> values;  // one for each step; values that are not finite leave a gap

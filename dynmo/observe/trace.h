@@ -40,7 +40,8 @@ struct TraceProcess {
   std::vector<TracedStep> steps;  // drawn one after another
 };
 
-// The clock of a rank against that of rank 0, on which the trace is.
+// The difference between the clocks of a rank and of rank 0. The times of a trace are those of rank
+// 0's clock.
 struct TraceClock {
   double offset_s = 0;  // clock of the rank minus clock of rank 0, at the end
   double error_s = 0;   // bound on the error of all times of the rank

@@ -75,7 +75,7 @@ class Annealer {
 
   [[nodiscard]] const std::string& name() const { return name_; }
   // Returns the step time in nanoseconds of the best result so far. It equals that of the replay up
-  // to rounding. Returns kInfeasible if no cut fits memory yet.
+  // to rounding. Returns the constant kInfeasible of this class if no cut fits memory yet.
   [[nodiscard]] std::int64_t best() const { return best_.time; }
   [[nodiscard]] Plan plan();  // requires best() to be feasible
   [[nodiscard]] std::int64_t spent() const { return spent_; }

@@ -73,8 +73,8 @@ struct BalanceProblem : Costs {
 //
 // kOptimal and kVPair include recomputation. A stage's time is its work and its recomputation. That
 // is the least with which it fits (kAuto), or that of all layers (kWhole). With one stage a rank,
-// kOptimal is exact. With several it gives each an equal share of the memory. kVPair treats layers
-// as divisible there. The other balancers cut as if nothing was recomputed.
+// kOptimal is exact. With several it gives each an equal share of the memory. For recomputation
+// kVPair treats layers as divisible. The other balancers cut as if nothing was recomputed.
 //
 // kBlocks reads blocks from the names of layers ("blocks.0.attention"). Layers before the first
 // block belong to it, and layers behind a block belong to that block.

@@ -24,7 +24,8 @@ namespace dynmo::plan::internal {
 [[nodiscard]] Chain chain_of(const BalanceProblem& problem, const std::vector<Rank>& placement,
                              const std::vector<int>& in_flight);
 
-// Returns the chain for one stage a rank, with recomputation as the problem says.
+// Returns the chain for one stage a rank, with recomputation as the problem says. Returns the
+// errors of in_flight().
 [[nodiscard]] Expected<Chain> chain_of_ranks(const BalanceProblem& problem);
 
 }  // namespace dynmo::plan::internal

@@ -35,10 +35,10 @@ struct Chain {
   std::vector<std::int64_t> state;       // prefix sums of bytes
   std::vector<std::int64_t> activation;  // prefix sums of bytes of one micro-batch
   std::vector<ChainRank> ranks;
-  // Recomputation of each rank, if a range's memory needs it. Empty: none.
+  // Recomputation of each rank, if a range's memory needs it. Empty if none recomputes.
   std::vector<std::shared_ptr<RangeRecompute>> recompute = {};
   // For kVPair: prefix sums of the stash bytes that stay if all layers are recomputed. A rank may
-  // recompute any part of its layers, at one price a byte. Empty: none.
+  // recompute any part of its layers, at one price a byte. Empty if none may.
   std::vector<std::int64_t> kept = {};
   std::int64_t added_parts = 0;  // if all layers are recomputed
 
@@ -83,7 +83,8 @@ struct Chain {
 // Returns prefix sums of `weights` in whole parts. Weights must be finite and not negative. If all
 // are zero, layers have equal weights.
 [[nodiscard]] std::vector<std::int64_t> quantized_prefix_sums(std::span<const double> weights);
-// Returns the amounts in whole parts, by layer. A part is that of quantized_prefix_sums(weights).
+// Returns the amounts in whole parts, by layer. A part is the unit of
+// quantized_prefix_sums(weights).
 [[nodiscard]] std::vector<std::int64_t> in_parts_of(std::span<const double> weights,
                                                     std::span<const double> amounts);
 

@@ -30,10 +30,11 @@ struct LayerMove {
 struct Migration {
   std::vector<LayerMove> moves;  // ascending by layer
   [[nodiscard]] Bytes bytes() const;
-  // Returns the gradients of the moving layers. A move during a step stops training for them alone.
+  // Returns the bytes of the gradients of the moving layers. For a move during a step, training
+  // waits only for these.
   [[nodiscard]] Bytes gradient_bytes(const cost::ModelCost& model) const;
-  // Returns the rank of every layer after the migration, from those before. Requires moves from the
-  // layers' ranks.
+  // Returns the rank of every layer after the migration. `owners` are the ranks before it. Requires
+  // moves from the layers' ranks.
   [[nodiscard]] std::vector<Rank> apply(std::vector<Rank> owners) const;
 };
 

@@ -19,8 +19,8 @@ bool same_but_generation(const Plan& a, const Plan& b) {
          a.order == b.order;
 }
 
-// Returns the ordering problem with `again` recomputed. This restores what these layers saved, from
-// I to W.
+// Returns the problem of ordering the plan's actions, with the layers `again` recomputed. The saved
+// tensors of these layers exist from I to W.
 schedule::AdaptiveProblem ordering_problem(const Plan& plan, const BalanceProblem& problem,
                                            const LayerSet& again) {
   schedule::AdaptiveProblem ordering{
@@ -252,7 +252,7 @@ Expected<Proposal> grouped_by_node(Balancer balancer, const BalanceProblem& prob
   return proposal;
 }
 
-// A plan's replay, if it fits the memory of every rank.
+// Returns the plan's replay, or nullopt if it does not fit the memory of every rank.
 Expected<std::optional<Judged>> fitting(const Plan& plan, const BalanceProblem& problem) {
   DYNMO_ASSIGN(Judged judged, judge(problem.recompute, plan, problem));
   if (!fits_memory(judged.evaluation.result, problem.cluster)) return std::optional<Judged>();

@@ -75,7 +75,7 @@ struct Proposal {
 [[nodiscard]] Expected<Proposal> propose(Balancer balancer, const BalanceProblem& problem,
                                          const ProposeOptions& options = {});
 
-// Replays the proposal's changed plan with its recomputed_layers().
+// Replays the proposal's changed plan with its recomputed_layers(). Returns the errors of judge().
 [[nodiscard]] Expected<void> judge_again(Proposal& proposal, const BalanceProblem& problem);
 
 // Sets the generation: 0 without a current plan, the current plan's if `plan` is otherwise equal,

@@ -107,8 +107,9 @@ RankMemory RangeRecompute::memory_of_range(int first, int end) const {
   return rank;
 }
 
-// The lower bound treats layers as divisible, cheapest per byte first. The upper bound takes whole
-// layers in the same order, without those that prove unnecessary.
+// Bounds the parts of the least set of layers to recompute (see parts()). The lower bound treats
+// layers as divisible, cheapest per byte first. The upper bound takes whole layers in the same
+// order, without those that prove unnecessary.
 RangeRecompute::Range RangeRecompute::bounds(int first, int end) const {
   if (choice_ == Recompute::kWhole) {
     const std::int64_t parts = sum(sums_.added, first, end);

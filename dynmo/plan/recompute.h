@@ -40,8 +40,8 @@ using LayerSet = std::vector<LayerId>;  // ascending, without duplicates
 // Returns, for each rank, the maximum of bytes held at once. They are state, stashes as in the
 // replay, and stashes that a second forward restores. A fused B restores one layer at a time, from
 // the last one on, and frees it before the next one. With separate I and W, a stage's stashes are
-// restored from I to W. Without such layers it is the replay's peak_memory. Returns kBadInput as
-// schedule_of().
+// restored from I to W. Without recomputed layers the result is the replay's peak_memory. Returns
+// kBadInput as schedule_of().
 [[nodiscard]] Expected<std::vector<Bytes>> peak_memory(const Plan& plan,
                                                        const cost::ModelCost& model,
                                                        int micro_batches, const LayerSet& layers);

@@ -60,7 +60,8 @@ struct RankMemory {
                                            const std::vector<int>& local,
                                            const std::vector<bool>& frozen, std::size_t stages);
 
-// Returns the bytes of a layer's input, which a recomputed layer keeps. Tokens belong to the batch.
+// Returns the bytes of a layer's input, which a recomputed layer keeps. The first layer's input,
+// the tokens, counts 0: the batch keeps it.
 [[nodiscard]] Bytes input_bytes(const cost::ModelCost& model, std::size_t layer);
 
 // Returns the memory of each rank. Returns kBadInput as schedule_of().

@@ -35,7 +35,7 @@ struct Refined {
 
 // Returns the best cut that refinement finds from three starts, or `cut` if none fits the memory.
 // The starts are `cut`, the even cut, and the current plan's cut if it has one stage a rank. A
-// local optimum is near one of them.
+// local optimum is near one of them. Returns the errors of refine() and balance().
 [[nodiscard]] Expected<std::vector<int>> refined(const std::vector<int>& cut,
                                                  const BalanceProblem& problem);
 

@@ -44,7 +44,8 @@ class Replayer {
         placement_(std::move(placement)),
         orders_(placement_.size() + 1) {}
 
-  // Returns the step time, or nullopt if the memory does not suffice.
+  // Returns the step time, or nullopt if the memory does not suffice. Returns the errors of the
+  // schedule and the replay.
   Expected<std::optional<Nanoseconds>> step_time(const std::vector<int>& counts) {
     const Plan plan = make_plan(counts, placement_, costs_.cluster.size(), kind_);
     std::vector<sim::StageCost> costs = stage_costs(plan, costs_.model, costs_.cluster);
@@ -88,8 +89,8 @@ class Replayer {
     return Order{std::move(timer), schedule::in_flight(compute), actions};
   }
 
-  // Returns whether the state and the most stashes of every rank fit. With one stage a rank that is
-  // the replay's peak, else a bound on it.
+  // Returns whether the sum of the state and the most stashes fits on every rank. The sum is the
+  // replay's peak if each rank has one stage, else a bound on the peak.
   [[nodiscard]] bool fits(const std::vector<sim::StageCost>& costs,
                           const std::vector<int>& in_flight) const {
     std::vector<Bytes> peaks(costs_.cluster.ranks.size());

@@ -105,8 +105,8 @@ class Candidates {
 
   [[nodiscard]] bool won() const { return won_; }
 
-  // Returns why no candidate won. `annealed`: orders were sought for any cut, so only memory can be
-  // the reason.
+  // Returns why no candidate won. If `annealed`, orders were sought for any cut, so only memory can
+  // be the reason.
   [[nodiscard]] Error infeasible(bool annealed) const {
     if (rank_ < 0 && rejection_) return *rejection_;
     if (rank_ < 0 && refusal_ && !annealed) return *refusal_;
@@ -158,8 +158,8 @@ class Candidates {
   std::optional<Error> rejection_;  // why the filter did not take the first that it refused
 };
 
-// Returns whether sums of times, with a rank beside them, stay inside 64 bits (adaptive.h). A step
-// for which they do not has other problems.
+// Returns whether sums of times stay inside 64 bits together with the number of a rank
+// (adaptive.h). A step with larger sums has other problems.
 bool countable(const SearchProblem& problem) {
   double slowest = problem.cluster.ranks.front().speed;
   for (const cost::ClusterRank& rank : problem.cluster.ranks) {
@@ -250,7 +250,7 @@ Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& o
                     options.evaluations);
 }
 
-// Whether an even 1F1B plan, as far as there is one, wants more memory than there is.
+// Returns whether there is an even 1F1B plan, and it needs more memory than the ranks have.
 bool lacks_memory(const SearchProblem& problem) {
   const auto counts = balance(Balancer::kUniform, {problem});
   if (!counts) return false;

@@ -69,9 +69,9 @@ struct SearchResult {
 // idle, also if there are more ranks than layers.
 //
 // Returns kBadInput as evaluate(), for evaluations below 0, or a current plan of other layers or
-// ranks. Also for a schedule that no cut of these layers, ranks and micro-batches can run. Returns
-// kInfeasible if no candidate fits, with the rank and missing bytes of the nearest one. Returns the
-// filter's own error if it accepts no candidate.
+// ranks. Also returns it for a schedule that no cut of these layers, ranks and micro-batches can
+// run. Returns kInfeasible if no candidate fits, with the rank and missing bytes of the nearest
+// one. Returns the filter's own error if it accepts no candidate.
 [[nodiscard]] Expected<SearchResult> search(const SearchProblem& problem,
                                             const SearchOptions& options = {});
 

@@ -23,8 +23,8 @@ struct Template {
   bool plain = false;  // cut without recomputation
 };
 
-// Every schedule that follows from a shape alone, with every balancer's cuts, in a fixed order.
-// Those that a balancer refuses (more ranks than layers, memory) are in `refusals`.
+// Every schedule that follows from a shape alone, with every balancer's cuts, in a fixed order. If
+// a balancer finds no cut (more ranks than layers, memory), its error is in `refusals`.
 struct Templates {
   std::vector<Template> made;
   std::vector<Error> refusals;

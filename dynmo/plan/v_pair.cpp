@@ -223,8 +223,8 @@ class PairProbe {
     return best;
   }
 
-  // Returns the middle from which `rank` left `inner`, such that its layers are nearest to its
-  // share.
+  // Returns a middle of the set of `rank` from which `rank` can take both ends so that `inner` is
+  // left. Chooses the one that gives `rank` the work nearest to its share.
   [[nodiscard]] Middle best_outer(int rank, const Middle& inner,
                                   const std::vector<std::int64_t>& shares) const {
     Middle best;

@@ -26,7 +26,7 @@ namespace dynmo::plan::internal {
 // counts of a stage. Requires 2 P <= L.
 [[nodiscard]] std::optional<std::vector<int>> best_v_pair(const Chain& chain);
 
-// Returns whether some cut fits the memory, at any time.
+// Returns whether some cut fits the memory, however long its step is.
 [[nodiscard]] bool v_pair_fits(const Chain& chain);
 
 // Returns the bytes of the bit sets of best_v_pair().

@@ -16,7 +16,7 @@
 
 namespace dynmo::process {
 
-// One thread at a time.
+// A file open for appending. Any thread may use it, one at a time.
 class AppendFile {
  public:
   enum class Start { kEmpty, kAppend };
@@ -29,7 +29,8 @@ class AppendFile {
   // Appends all of the piece. Returns kBadInput with the reason if it cannot, and then the file has
   // no part of the piece. A part stays only if another process has appended behind it.
   [[nodiscard]] Expected<void> append(std::string_view piece);
-  // Closes the file. A network's disk may report only now that it is full. Later calls do nothing.
+  // Closes the file. A network's disk may report only now that it is full. Returns kBadInput then.
+  // Later calls do nothing.
   [[nodiscard]] Expected<void> close();
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
@@ -45,7 +46,7 @@ class AppendFile {
 };
 
 // A file of lines that a continued run appends to. After the first failure it gets no more lines.
-// One thread at a time.
+// Any thread may use it, one at a time.
 class LineFile {
  public:
   using Start = AppendFile::Start;  // kAppend first removes a half-written line
@@ -56,7 +57,7 @@ class LineFile {
   // Appends whole lines. They are in the file when this returns. After a failure, every call
   // returns that first failure.
   [[nodiscard]] Expected<void> append(std::string_view lines);
-  // Returns the first failure, once.
+  // Returns the first failure on the first call after it, else nullopt.
   [[nodiscard]] std::optional<Error> take_failure();
   // Closes the file. Returns the first failure.
   [[nodiscard]] Expected<void> close();

@@ -35,7 +35,7 @@ class EndingSignals {
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const sigset_t& before() const { return before_; }
-  // Returns the next signal, or 0.
+  // Returns the next signal that has arrived, or 0 if none has.
   [[nodiscard]] int next() const {
     signalfd_siginfo info{};
     return read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo)

@@ -116,7 +116,7 @@ class HookRunner::Hook {
   }
 
  private:
-  // The output of the hook, of which it keeps the last bytes.
+  // The output of the hook. Only the last bytes are kept.
   struct Output {
     UniqueFd end;
     std::string tail = {};

@@ -57,7 +57,7 @@ inline constexpr std::size_t kHookOutput = 4096;
 
 // Runs one hook at a time. Processes that it has started in its group end with it. If this process
 // is killed, the hook continues. If `dynmo train` has started this process, the hook ends with the
-// run at the latest. One thread calls.
+// run at the latest. One thread uses it.
 class HookRunner {
  public:
   HookRunner();

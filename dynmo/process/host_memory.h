@@ -16,7 +16,8 @@ namespace dynmo::process {
 // Returns the memory of this host, with its swap, or 0 if the system does not report it.
 [[nodiscard]] Bytes host_memory();
 
-// Returns what programs may still take on this host, or 0 if the system does not report it.
+// Returns the memory that programs may still take on this host, or 0 if the system does not report
+// it.
 [[nodiscard]] Bytes available_memory();
 
 // Returns the descriptors that a rank of a run with `ranks` ranks may need. Gloo has a connection

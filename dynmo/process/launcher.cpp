@@ -414,7 +414,8 @@ void Launch::signal_running(int signal) {
   }
 }
 
-// Ends the processes that the ranks themselves have started, so that the pipes end. Shows the rest.
+// Ends the processes that the ranks themselves have started, so that the pipes end. Shows the rest
+// of the ranks' output.
 void Launch::drain() {
   kill(-children_.front().pid, SIGKILL);
   hear_ranks();  // a rank may have started a hook just before

@@ -19,7 +19,7 @@ class LineMerger {
   // ..." is left out if another rank has printed it already, also with "rank 1: " in front. All
   // ranks end with the reason of the first.
   [[nodiscard]] std::string feed(WorldRank rank, std::string_view bytes);
-  // Returns the incomplete last line.
+  // Returns the incomplete last line of a rank whose output has ended.
   [[nodiscard]] std::string finish(WorldRank rank);
 
   // Expects that other ranks report the loss of this rank. It is not shown again, because the

@@ -208,7 +208,7 @@ void LineServer::Loop::take_sends() {
   }
 }
 
-// False: the connection is of no more use.
+// Sends what the socket takes at once. Returns false if the connection is to be closed.
 bool LineServer::Loop::write_out(LineConnection& client) const {
   if (!send_present(client.socket, client.out)) return false;
   if (!client.out.empty()) return client.out.size() <= options_.max_unread;

@@ -52,8 +52,8 @@ class LineServer {
   ~LineServer();
 
   [[nodiscard]] std::uint16_t port() const;
-  // Sends a line to a waiting client, if it is still there. `done` is as above. Any thread may
-  // call.
+  // Sends a line to a waiting client, if it is still there. `done` is that of Answer. Any thread
+  // may call.
   void send(ClientId client, std::string line, bool done);
   // Returns when the system has taken all sent lines, or after half a second.
   void flush();

@@ -70,7 +70,8 @@ struct OfGroup {
 [[nodiscard]] std::string text_of(const Word& word);
 [[nodiscard]] std::string text_of(const Error& verdict);
 
-// Parses the rest of such a frame. Returns nullopt if it is malformed.
+// Parses the bytes behind a frame's type, or behind its channel for a Join, verdict or Word.
+// Returns nullopt if they are malformed.
 [[nodiscard]] std::optional<Hello> parse_hello(std::string_view rest);
 [[nodiscard]] std::optional<OfGroup> parse_of_group(std::string_view rest);
 [[nodiscard]] std::optional<Join> parse_join(std::string_view rest);
@@ -98,7 +99,8 @@ struct PeerConnection {
   Clock::time_point last_received = Clock::now();
 
  private:
-  // Returns the length of the first frame after the length field, or 0 if it is incomplete.
+  // Returns the length of the first frame behind its length field. Returns 0 if the frame is
+  // incomplete, and nullopt if no frame may have this length.
   [[nodiscard]] std::optional<std::size_t> first_frame() const;
 };
 

@@ -16,7 +16,8 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 
-// The variables by which a launcher gives a process its place. Null if it has none for a value.
+// The variables by which a launcher gives a process its place. A name is null if the launcher has
+// no variable for that value.
 struct Names {
   const char* rank;
   const char* size;

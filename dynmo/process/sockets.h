@@ -68,10 +68,10 @@ struct Dialled {
 // Returns the socket's own address, numeric, without the port.
 [[nodiscard]] std::string local_address(const UniqueFd& socket);
 [[nodiscard]] std::uint16_t local_port(const UniqueFd& socket);
-// Returns whether it is an address, not a name.
+// Returns whether `address` is a numeric address, not a name.
 [[nodiscard]] bool is_numeric(const std::string& address);
-// Returns whether only this host can reach it: a numeric address, or "localhost". Another name may
-// be loopback here and mean this host elsewhere.
+// Returns whether `address` is "localhost" or a numeric address that only this host can reach.
+// Another name may be loopback here and mean this host elsewhere.
 [[nodiscard]] bool is_loopback(const std::string& address);
 // Returns the address of this host from which packets to `to` would leave, or "" if there is none.
 // Nothing is sent.

@@ -38,8 +38,8 @@ struct ChildOptions {
 [[nodiscard]] std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& set);
 
-// Returns the texts as exec and posix_spawn take them, which do not write. The texts must outlive
-// the result.
+// Returns the texts in the form that exec and posix_spawn take. These calls do not write to the
+// texts, which must outlive the result.
 [[nodiscard]] std::vector<char*> c_strings(const std::vector<std::string>& texts);
 
 }  // namespace dynmo::process

@@ -25,8 +25,8 @@ class DeviceClock {
     std::size_t event = 0;                       // index, on a device
   };
 
-  // Makes the first mark, start(), at once. On a device that is still busy it is later there than
-  // on the host. On the CPU `emulated` gives the time if it has worked.
+  // Makes the first mark, start(), at once. A device that is still busy reaches this mark later
+  // than the host. On the CPU the times are those of `emulated`, if that has worked.
   explicit DeviceClock(at::Device device, model::EmulatedDevice* emulated = nullptr);
 
   // Makes a mark behind all work that this thread has given the device so far.

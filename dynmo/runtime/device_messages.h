@@ -27,7 +27,7 @@ class DeviceMessages {
   [[nodiscard]] Expected<void> check() const;
   void schedules_changed() { due_ = group_ != nullptr; }
   // Opens the channels of the schedules if schedules_changed() was called. All ranks call it at the
-  // same points with the same schedules, and open the channels in one order.
+  // same points with the same schedules, and open the channels in one order. Fails with kPeerLost.
   [[nodiscard]] Expected<void> open(const transport::Grid& grid, const Program& program, int lane);
 
  private:

@@ -28,7 +28,7 @@ constexpr std::array kFigures = {&control::RankFigures::busy_s,
 constexpr std::array kRequests = {&RankStats::asks, &RankStats::refuses};
 constexpr std::size_t kOwn = kFigures.size() + kRequests.size();
 
-// The numbers that every layer has, the first of its own.
+// One of the numbers that every layer has. They come before the numbers that only some layers have.
 struct LayerNumber {
   double (*get)(const RankStats::Layer&);
   void (*set)(RankStats::Layer&, double);

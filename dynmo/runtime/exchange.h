@@ -63,7 +63,7 @@ struct Exchange {
 
 // Exchanges the figures. All ranks call it with the plan of the step. `micro_batches` is the number
 // of a replica. Numbers that a layer does not have are 0. Fails a check if a layer has more numbers
-// than the model names.
+// than the model names. Fails with kPeerLost.
 [[nodiscard]] Expected<Exchange> exchange(const transport::Grid& grid, transport::Tag tag,
                                           const plan::Plan& plan, const model::Model& model,
                                           int micro_batches, const RankStats& own);
@@ -74,7 +74,7 @@ struct Exchange {
 
 // Returns the exchange as bytes, bit for bit, for a rank that did not receive it.
 [[nodiscard]] std::string pack(const Exchange& exchanged);
-// Parses these bytes. Returns kBadInput for others.
+// Parses the bytes of pack(). Returns kBadInput for any other bytes.
 [[nodiscard]] Expected<Exchange> parse_exchange(std::string_view bytes);
 
 // Returns the part of the exchange by which the controller decides.

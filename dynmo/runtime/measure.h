@@ -18,14 +18,14 @@ namespace dynmo::runtime {
 
 // Returns the seconds of a message of this shape to the next rank, with both ends posted. It is
 // half of a round trip, the median of nine. One pair of ranks measures at a time. All ranks of
-// `pipeline` call it. The last one has no next rank and gets 0.
+// `pipeline` call it. The last one has no next rank and gets 0. Fails with kPeerLost.
 [[nodiscard]] Expected<double> message_time_s(transport::Transport& pipeline, transport::Tag tag,
                                               const std::vector<std::int64_t>& shape,
                                               at::ScalarType type);
 
-// Returns the bytes per second of a link while the gradients of all layers are reduced at once, as
-// at the end of a step. Each of the R ranks sends 2 (R - 1) / R of the gradients. All of `peers`
-// call it, two or more. It sums the gradients.
+// Returns the bytes per second of a link while the gradients of all layers are reduced at once.
+// Each of the R ranks sends 2 (R - 1) / R of the gradients. All of `peers` call it, two or more.
+// The gradients are summed, as at the end of a step. Fails with kPeerLost.
 [[nodiscard]] Expected<double> reduction_bytes_per_s(transport::Transport& peers,
                                                      LayerStates& states, const Staging& staging);
 

@@ -49,7 +49,8 @@ enum class Arrival {
   kStays,   // in host memory, stripped (rank_state.h)
 };
 // Copies layers. All ranks of the group call it with equal transfers, each with the layers that it
-// sends in `from`. `arrived` gets the verified copies, even after an error or refusal.
+// sends in `from`. `arrived` gets the verified copies, even after an error or refusal. Fails with
+// kPeerLost.
 [[nodiscard]] Expected<MigrationReport> copy_layers(transport::Transport& group,
                                                     transport::Tag vote_tag,
                                                     const model::Model& model,

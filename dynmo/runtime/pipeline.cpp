@@ -354,7 +354,8 @@ Expected<StepReport> Pipeline::step(const Batches& batches) {
 
 Expected<void> Pipeline::begin_step(const Batches& batches) {
   check_context() = {grid_.rank().value, state_.step};
-  // Afterwards the group may have ended.
+  // Stops the move's use of the group when begin_step() returns, because the group may end
+  // afterwards.
   struct Ends {
     const std::unique_ptr<Moving>& moving;
     ~Ends() {

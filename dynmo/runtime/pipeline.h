@@ -58,24 +58,27 @@ class Pipeline {
            RankState state);
 
   // Runs the next step's schedule. Leaves its gradients, summed over replicas and ties, in
-  // states(). Makes no update and no exchange.
+  // states(). Makes no update and no exchange. Fails with kPeerLost.
   [[nodiscard]] Expected<StepOutput> accumulate(const Batches& batches);
-  // Runs `steps` steps forward and backward without an update, and measures the costs. Call it
-  // before the first step.
+  // Runs `steps` steps forward and backward without an update, and measures the costs. Fails with
+  // kPeerLost. Call it before the first step.
   [[nodiscard]] Expected<void> measure(const Batches& batches, int steps);
   // Starts from the costs that another pipeline of the same model and group has measured. With
   // Recompute::kAuto, returns kInfeasible if the plan does not fit the memory even with every layer
   // recomputed.
   [[nodiscard]] Expected<void> use(const control::Profiler& measured);
   // Continues in a group that follows another. Measures the group's links, and chooses the layers
-  // to recompute with the known costs.
+  // to recompute with the known costs. Returns the errors of use(), and kPeerLost.
   [[nodiscard]] Expected<void> go_on();
-  // Runs one training step, which is the three calls below.
+  // Runs one training step: begin_step(), exchange_figures() and finish_step(). Returns the first
+  // error of these.
   [[nodiscard]] Expected<StepReport> step(const Batches& batches);
   // Asks the sources, plans, moves layers if that pays, and runs the schedule. Afterwards the
-  // step's gradients are complete on this rank.
+  // step's gradients are complete on this rank. Returns the errors of sources and plans, and
+  // kPeerLost if a rank is lost.
   [[nodiscard]] Expected<void> begin_step(const Batches& batches);
   // Sends this rank's figures of the step to the other ranks, and returns the figures of all ranks.
+  // Fails with kPeerLost.
   [[nodiscard]] Expected<Exchange> exchange_figures();
   // Clips, updates, and gives sources and controller the outcome. Sends nothing and needs no group.
   // So if the group was lost in the exchange, a rank can finish the step with the exchange that
@@ -88,11 +91,12 @@ class Pipeline {
   [[nodiscard]] bool gradients_complete() const { return begun_ && begun_->complete; }
   // Returns the mean loss over one step's number of micro-batches of held-out data. It runs forward
   // only, and the replicas share the micro-batches as in a step. kGeneration uses the decisions
-  // that layers take during generation.
+  // that layers take during generation. Returns the errors of sources, and kPeerLost if a rank is
+  // lost.
   [[nodiscard]] Expected<double> validate(const Batches& batches,
                                           model::Pass pass = model::Pass::kValidation);
   // Decides now, because ranks have joined, and moves layers if that pays. The report has only the
-  // decision and the move.
+  // decision and the move. Returns the errors of begin_step().
   [[nodiscard]] Expected<StepReport> rebalance();
   // Removes all layers from the positions that are not in `kept`, which is ascending. Returns a
   // report like rebalance(). No layer moves if a copy was refused, or if the ranks' memory does not
@@ -103,7 +107,8 @@ class Pipeline {
   [[nodiscard]] std::optional<control::Release> release() {
     return decisions_.release(state_.plan, state_.step);
   }
-  // Moves to `plan` now. Returns false if a copy was refused and the old plan stays.
+  // Moves to `plan` now. Returns false if a copy was refused and the old plan stays. Fails with
+  // kPeerLost.
   [[nodiscard]] Expected<bool> apply(const plan::Plan& plan);
   // Begins to move to `plan` while the next step runs under the present plan. The new plan applies
   // from the step after it, unless a copy is refused (background_move.h). Like apply(), moves at
@@ -174,7 +179,7 @@ class Pipeline {
     MigrationReport last;             // the newest finished move
     std::unique_ptr<Moving> running;  // null: none
   };
-  // When the sources were asked.
+  // The newest call of the sources, which are asked once before each step.
   struct Asked {
     // Set if the pipeline follows an earlier group. Then changes before its first step are news.
     bool goes_on = false;

@@ -94,7 +94,7 @@ Expected<Pipeline::Wanted> Pipeline::agree_on(const plan::Plan& plan, Moves how)
   return wanted;
 }
 
-// Settles the last move, so that the caller's is the next one.
+// Settles the last move, so that the caller can begin the next one.
 Expected<void> Pipeline::end_last_move() {
   DYNMO_TRY(ask_sources_first());
   StepReport report;

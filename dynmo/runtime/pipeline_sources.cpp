@@ -23,7 +23,7 @@ namespace dynmo::runtime {
 namespace {
 
 // Measures the times of compressed products. All ranks measure at once, so that the machine is as
-// busy as in training. All return the result of rank 0.
+// busy as in training. All ranks return the result of rank 0.
 Expected<cost::ProductFit> measured_fit(transport::Transport& group, transport::Tag tag,
                                         const model::Model& model, std::int64_t tokens) {
   const cost::ProductFit own =

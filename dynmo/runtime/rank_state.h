@@ -25,7 +25,7 @@
 namespace dynmo::runtime {
 
 // The state to which a run returns when it has lost a rank. It has copies of layers from before
-// `step`, without gradients and compute copies, and what all ranks knew alike then.
+// `step`, without gradients and compute copies, and the state that was equal on all ranks then.
 struct Snapshot {
   std::int64_t step = 0;
   bool asked = false;  // as RankState::asked
@@ -80,8 +80,8 @@ void strip(model::LayerState& layer);
 void set_aside(RankState& state, Rank position);
 // Adds verified copies to the spares. They keep all their tensors.
 void keep_as_spares(const LayerStates& copies, RankState& state);
-// Undoes moves to plans after `plan`, on which the ranks have not agreed. Afterwards the layers are
-// those that `plan` gives to this position, some of them from the spares.
+// Undoes moves to later plans than `plan`, because the ranks have not agreed on the later plans.
+// Afterwards the layers are those that `plan` gives to this position, some of them from the spares.
 void move_back(const model::Model& model, RankState& state, const plan::Plan& plan, Rank position);
 // Takes the state back to `step`. `layers` and `spares` then have all copies of that step on this
 // rank. If the rank was at another step, sources and controller are those of the snapshot. If it

@@ -99,7 +99,8 @@ Expected<void> share_memory(transport::Transport& group, RankState& mine,
   return {};
 }
 
-// Brings the layers of step `wanted`, or of the live ones without it, to their places under `plan`.
+// Brings the layers of step `wanted` to their places under `plan`. Without `wanted`, brings the
+// live layers.
 Expected<void> bring_together(std::optional<std::int64_t> wanted, const transport::Grid& grid,
                               const model::Model& model, const plan::Plan& plan, RankState& mine,
                               const Staging& staging) {

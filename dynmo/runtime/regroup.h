@@ -50,7 +50,8 @@ struct Holdings {
 // their steps differ.
 [[nodiscard]] Expected<std::int64_t> step_of(const std::vector<Holdings>& by_rank);
 // Returns the transfers that bring every layer of `step` to its place under `plan` in each replica.
-// Copies of other steps and in snapshots are ignored, because roll_back() makes those live.
+// Only live copies of `step` count. After a loss, roll_back() first makes the copies in snapshots
+// live.
 //
 // A rank that holds a layer keeps its own. A missing layer comes from a holder in the same replica.
 // Otherwise it comes from the holder that has the fewest layers to send, the lowest among equals.
@@ -64,7 +65,8 @@ struct Holdings {
 // Forms the new group's states. All its ranks call it with an equal `plan`, whose generation is
 // new, and each with its own state. A new rank brings RankState(), and receives the state of the
 // other ranks' sources and controller. Afterwards `mine` is what the plan gives this rank. After an
-// error it still has all that it brought.
+// error it still has all that it brought. Fails with kPeerLost, with kNoCheckpoint if no rank holds
+// a layer, and with kInternal if a rank refused a copy.
 [[nodiscard]] Expected<void> regroup(const transport::Grid& grid, const model::Model& model,
                                      const plan::Plan& plan, RankState& mine,
                                      const Staging& staging = {});

@@ -30,7 +30,7 @@ class CopyEnd {
   CopyEnd() = default;
   explicit CopyEnd(std::shared_ptr<const c10::Event> event) : event_(std::move(event)) {}
 
-  // Waits until the copies are complete, and for no other work of the device.
+  // Waits until the copies are complete. Does not wait for other work of the device.
   void wait() const;
   // Makes the later work of this thread's stream wait for the copies, on the device.
   void order_later_work() const;

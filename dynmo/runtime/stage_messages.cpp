@@ -162,7 +162,8 @@ void StageMessages::forwarded(Key key, const model::Hidden& value) {
 }
 
 // Posts the receives of gradients whose size is now known, in the order of the channel. A gradient
-// has the size of the stage's output. Its sender cannot be earlier.
+// has the size of the stage's output. The receive is early enough, because the gradient's sender
+// first needs that output.
 void StageMessages::post_late() {
   std::set<transport::Tag> blocked;
   std::erase_if(late_, [&](const LateReceive& late) {

@@ -25,8 +25,8 @@
 
 namespace dynmo::runtime {
 
-// The messages of one step. One thread. `input` and `output` must outlive it. Times of messages,
-// and of waiting for them, are added to `output`.
+// The messages of one step. One thread uses it. `input` and `output` must outlive it. Times of
+// messages, and of waiting for them, are added to `output`.
 class StageMessages {
  public:
   using Key = std::pair<StageId, MicroBatchId>;
@@ -42,11 +42,12 @@ class StageMessages {
   void receive(const schedule::Action& action);
   // Stores the shape of the value that a trained stage has passed on. Its gradient has the same.
   void forwarded(Key key, const model::Hidden& value);
-  // Waits for the message that a compute action needs. Returns nullopt if it needs none.
+  // Waits for the message that a compute action needs. Returns nullopt if it needs none. Fails with
+  // kPeerLost.
   [[nodiscard]] Expected<std::optional<model::Hidden>> wait_for(const schedule::Action& action);
   // Posts the send whose copy is in progress. Call it before this rank waits for another one.
   void post_leaving();
-  // Waits for all sends.
+  // Waits for all sends. Fails with kPeerLost.
   [[nodiscard]] Expected<void> finish();
   [[nodiscard]] bool all_used() const { return activations_.empty() && gradients_.empty(); }
   // Returns the number of rows for which the first message behind a stage has room, or 0 if no row

@@ -24,7 +24,7 @@ namespace dynmo::runtime {
 [[nodiscard]] Expected<void> check_ties(const std::vector<model::Tie>& ties,
                                         const model::Model& model);
 
-// Gives the second parameter of each tie the initial value of the first, if it is in `states`.
+// Gives the second parameter of each tie in `states` the initial value of the first one.
 void take_initial_values(const std::vector<model::Tie>& ties, const model::Model& model,
                          std::uint64_t seed, LayerStates& states);
 

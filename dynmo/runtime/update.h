@@ -20,8 +20,8 @@ void update_layers(LayerStates& states, const model::AdamWOptions& optimizer, do
 // device after the update.
 void read_update_times(RankTimes& times);
 
-// Measures the update of every trained layer on a copy. Zeroes its gradient, and changes nothing
-// else.
+// Measures the update of every trained layer on a copy of the layer. In `states` only the gradients
+// change: they become zero.
 void measure_updates(LayerStates& states, const model::AdamWOptions& optimizer, at::Device device,
                      RankTimes& times);
 

@@ -27,7 +27,8 @@ namespace dynmo::scenario {
 [[nodiscard]] plan::Plan to_present(const plan::Plan& plan, const std::vector<int>& present);
 [[nodiscard]] plan::Plan to_all(const plan::Plan& plan, const std::vector<int>& present, int ranks);
 
-// The plan of a run, over all positions.
+// The plans in force in a step, over all positions: that of the next step, and that of this step
+// while layers move.
 struct PlansInForce {
   plan::Plan now = {};
   std::optional<plan::Plan> left = {};  // of this step, while layers move to `now`
@@ -54,7 +55,7 @@ struct PlansInForce {
 [[nodiscard]] plan::Plan with_layers_of(plan::Plan plan, const cost::ModelCost& dense,
                                         const cost::ModelCost& model);
 
-// Returns the present positions in the first step, ascending. Its events come before it.
+// Returns the present positions in the first step, ascending, after the events before that step.
 [[nodiscard]] std::vector<int> first_ranks(const Scenario& scenario);
 // Returns the recording of a run that began with the same ranks and replicas, or null. With its
 // measurements, a controller repeats the decisions of that run if the same ranks come and go.

@@ -19,7 +19,7 @@
 namespace dynmo::scenario {
 namespace {
 
-// When layers move: while a step runs, or between two steps.
+// The time of a move: while a step runs, or between two steps.
 enum class Moves { kDuringStep, kAtOnce };
 
 class Run {

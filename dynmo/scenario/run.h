@@ -128,7 +128,8 @@ struct ComparisonOptions {
   std::function<void(const ComparisonProgress&)> progress = {};
 };
 
-// Runs dense, uniform, and the policies by name.
+// Runs dense, uniform, and the policies by name. Returns the errors of run(), and kBadInput for an
+// unknown policy.
 [[nodiscard]] Expected<Comparison> compare(const Job& job, const std::vector<std::string>& policies,
                                            const ComparisonOptions& options = {});
 

@@ -108,7 +108,7 @@ inline constexpr std::int64_t kMaxSteps = 10'000'000;
 // Returns all keys, bound to the fields of `scenario`. This is their only list.
 [[nodiscard]] std::vector<TomlKey> keys_of(Scenario& scenario);
 // Reads and validates a scenario. The text may have any bytes. Names in `compare` replace
-// policy.compare. A key that loses its effect by them is reset to its default. Returns kBadInput
+// policy.compare. A key that has no effect with them is reset to its default. Returns kBadInput
 // with `origin` and line as in core/toml.h, or with key, value and range.
 [[nodiscard]] Expected<Scenario> parse_scenario(std::string_view text, std::string_view origin,
                                                 std::vector<std::string> compare = {});
@@ -117,7 +117,8 @@ inline constexpr std::int64_t kMaxSteps = 10'000'000;
 [[nodiscard]] Expected<Scenario> read_scenario(const std::filesystem::path& path,
                                                std::span<const std::string> settings = {},
                                                std::vector<std::string> compare = {});
-// Checks ranges, invalid combinations, and given keys without effect.
+// Returns kBadInput for a value out of range, an invalid combination, or a given key without
+// effect.
 [[nodiscard]] Expected<void> validate(const Scenario& scenario);
 // Returns whether one of the compared policies plans again while the scenario runs.
 [[nodiscard]] bool replans(const Scenario& scenario);

@@ -25,7 +25,7 @@ class Score {
  public:
   explicit Score(std::string name) { result_.name = std::move(name); }
 
-  // Adds time for these ranks.
+  // Adds `seconds` to a part of the run's time, during which the job held these ranks.
   void spend(double TimeSpent::*part, double seconds, const RanksHeld& ranks);
   void count_plan() { ++result_.plans; }
   // Adds a move. Bytes are those of all replicas, and layers those of one.

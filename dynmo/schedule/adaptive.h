@@ -81,8 +81,8 @@ struct AdaptiveSchedule {
                                                        const DuePolicy& policy = {});
 
 // Like make_adaptive(), for a search that makes hundreds of thousands of orders. It allocates only
-// if a problem is larger than all before it, trusts its input and stops early. One thread at a
-// time.
+// if a problem is larger than all before it, trusts its input and stops early. Any thread may use
+// it, one at a time.
 class ListScheduler {
  public:
   // Takes over the numbers of a problem that make_adaptive() would accept.

@@ -41,7 +41,9 @@ class StageOrder {
 // Returns the number of ranks that hold a stage.
 [[nodiscard]] int ranks_in_use(const PipelineShape& shape);
 
-// Fills `schedule`. Requires a valid shape and empty lists.
+// Appends the actions of interleaved 1F1B to `schedule`. Requires a valid shape and empty lists.
+// Returns kBadInput if the stages are not in the order that it needs, or the group size does not
+// fit.
 Expected<void> append_interleaved(Schedule& schedule, int group_size);
 Expected<void> append_zb_v(Schedule& schedule);
 

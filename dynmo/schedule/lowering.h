@@ -34,9 +34,9 @@ namespace dynmo::schedule {
 // rank and, for gradients, both stages are trained. Returns false for compute kinds.
 [[nodiscard]] bool exchanges(const PipelineShape& shape, ActionKind communication, StageId stage);
 
-// Returns the receive that a compute action waits for, or the send of the value that it makes, if
-// it has one.
+// Returns the receive that a compute action waits for, or nullopt if there is none.
 [[nodiscard]] std::optional<Action> receive_for(const PipelineShape& shape, const Action& compute);
+// Returns the send of the value that a compute action makes, or nullopt if there is none.
 [[nodiscard]] std::optional<Action> send_of(const PipelineShape& shape, const Action& compute);
 
 }  // namespace dynmo::schedule

@@ -94,7 +94,8 @@ class Way {
   std::optional<StageOrder> order_;
 };
 
-// The `place`-th of the V's ranks, r, with stage a there and b back, P ranks and n = max(2P-1, M):
+// Appends the actions of rank r = `place` of the V. With stage a there and b back, P ranks, and
+// n = max(2P-1, M) they are:
 //   2(P-r)-1 times F(a);  r times F(b) F(a);  P-r times F(b) I(b) W(b);
 //   n-P times F(a) if left, I(a) W(a) F(b) I(b) W(b);
 //   r times I(a) I(b);  P-r times I(a) W(a);  the remaining W(b), then W(a).

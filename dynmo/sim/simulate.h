@@ -58,7 +58,8 @@ struct IdleSplit {
   Nanoseconds straggler{0};
 };
 
-// The same over all ranks, as fractions of ranks x step time. The parts add up to the bubble.
+// The sums of IdleSplit over all ranks, as fractions of ranks x step time. The parts add up to the
+// bubble.
 struct BubbleSplit {
   double fill_drain = 0;
   double imbalance = 0;

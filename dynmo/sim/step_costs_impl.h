@@ -50,7 +50,7 @@ struct StepCosts {
 // Computes the costs. Requires a valid shape.
 //
 // Returns kBadInput for costs or links that are negative or NaN, and for speeds that are not
-// positive. Also returns it for the wrong number of stages or ranks, and sums that do not fit 64
+// positive. Also returns it for a wrong number of stages or ranks, and for sums that do not fit 64
 // bits.
 [[nodiscard]] Expected<StepCosts> step_costs(const schedule::PipelineShape& shape,
                                              std::span<const StageCost> stages,

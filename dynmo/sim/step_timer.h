@@ -17,7 +17,8 @@
 
 namespace dynmo::sim {
 
-// Not thread-safe: it keeps the times of the last replay to save allocations.
+// Computes the step time of one schedule for many costs. Not thread-safe: it keeps the times of the
+// last replay to save allocations.
 class StepTimer {
  public:
   // Checks and orders a schedule. Returns the kBadInput of simulate() for it.
@@ -38,7 +39,8 @@ class StepTimer {
     std::uint32_t channel = 0;   // of that message; the last one is of none
     std::uint32_t duration = 0;  // stage x kDurations + kind
   };
-  // A stage's gradients are reduced behind its last weight gradient, those of a rank in turn.
+  // The reduction of a stage's gradients, behind its last weight gradient. A rank's reductions run
+  // one after another.
   struct Reduction {
     std::uint32_t after = 0;  // action
     std::uint32_t rank = 0;

@@ -19,7 +19,7 @@ std::uint64_t count_of(double number) {
   return number > 0 ? static_cast<std::uint64_t>(std::min(number, 0x1p62)) : 0;
 }
 
-// Returns the number of ranks below the tail. 0: every rank has its own value.
+// Returns the number of ranks below the tail. Returns 0 if every rank has its own value.
 std::uint64_t Counts::strata_below() const {
   return target_.groups > kTail + kStrata ? target_.groups - kTail : 0;
 }

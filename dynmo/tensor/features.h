@@ -47,8 +47,8 @@ struct GroupFeatures {
   std::optional<Distribution> values = {};  // sum of values, if the tensor has them
 };
 
-// How long the load along a mode (the steps) stays the same. A series has the values of one place
-// along that mode, absent ones as 0.
+// The time for which the load along a mode (the steps) stays the same. A series has the values of
+// one place along that mode, absent ones as 0.
 struct Persistence {
   int mode = 0;
   // Correlation with the next step, pooled over all series. 0 if nothing varies.
@@ -58,8 +58,8 @@ struct Persistence {
   std::optional<std::int64_t> half_life = {};
 };
 
-// How uneven the load of rows is, by step and by row. The tensor has three modes. The first is the
-// steps, the second the rows, and the numbers are coefficients of variation over the third.
+// The unevenness of the load of rows, by step and by row. The tensor has three modes. The first is
+// the steps, the second the rows, and the numbers are coefficients of variation over the third.
 //
 // In a mixture of experts, counts are more uneven in late blocks than in early ones. They are also
 // more uneven in the first steps than later.
@@ -91,7 +91,7 @@ struct FeatureOptions {
   std::optional<int> along = {};  // mode of the steps
 };
 
-// Computes the features. Entries at the same place count each.
+// Computes the features. Each of several entries at the same place counts.
 //
 // Returns kBadInput for a mode that the tensor does not have, and for modes whose indices need more
 // than 128 bits together. Also returns it for more than 2^28 values of series along the steps.

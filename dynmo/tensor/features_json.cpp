@@ -65,7 +65,7 @@ void list_fields(IsA<Distribution> auto& distribution, auto& visit) {
   visit("of_nonempty", distribution.of_nonempty);
 }
 
-// In a file, modes count from 1.
+// Lists the fields of a group's features. In a file, modes count from 1.
 void list_fields(IsA<GroupFeatures> auto& group, auto& visit) {
   std::vector<int> free = plus(1, group.free);
   visit.numbers("free", free, std::numeric_limits<std::size_t>::max(), kMode, kNoModes);

@@ -40,7 +40,7 @@ using Writer = std::function<Expected<void>(std::string_view)>;
 // each other, and names them. Also returns every error of `write`.
 [[nodiscard]] Expected<void> generate(const Request& request, const Writer& write);
 
-// Returns the request for a tensor with such features, or kBadInput if there are fewer than two
+// Returns the request for a tensor with these features, or kBadInput if there are fewer than two
 // modes.
 [[nodiscard]] Expected<Request> request_like(const Features& features);
 
@@ -88,12 +88,12 @@ struct CostsRequest {
 // errors like generate().
 [[nodiscard]] Expected<void> generate_costs(const CostsRequest& request, const Writer& write);
 
-// Returns the request for such costs, or kBadInput if the features are not those of seconds by step
-// and layer.
+// Returns the request for costs with these features. Returns kBadInput if they are not the features
+// of seconds by step and layer.
 [[nodiscard]] Expected<CostsRequest> costs_request_like(const Features& features);
 
-// Returns the request for such counts, or kBadInput if the features are not those of counts by
-// step, block and expert.
+// Returns the request for counts with these features. Returns kBadInput if they are not the
+// features of counts by step, block and expert.
 [[nodiscard]] Expected<CountsRequest> counts_request_like(const Features& features);
 
 }  // namespace dynmo::tensor

@@ -45,7 +45,7 @@ struct Popularity {
   }
 };
 
-// Draws u, then e(0), e(1), ...
+// Returns a new stream of the draws of an expert: u, then e(0), e(1), ...
 [[nodiscard]] Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t expert);
 
 // Replaces each weight w by a whole number. The numbers are proportional to exp(w) and have the sum

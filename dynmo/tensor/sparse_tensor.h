@@ -44,7 +44,8 @@ enum class Values { kDropped, kKept };
 [[nodiscard]] Expected<SparseTensor> parse_coordinates(std::string_view text,
                                                        std::string_view origin,
                                                        Values values = Values::kDropped);
-// Reads a coordinate file in pieces, so memory holds only the entries.
+// Reads a coordinate file in pieces, so memory holds only the entries. Fails like
+// parse_coordinates().
 [[nodiscard]] Expected<SparseTensor> read_coordinates(const std::filesystem::path& path,
                                                       Values values = Values::kDropped);
 

@@ -94,9 +94,11 @@ class C10dGroups final : public elastic::Groups {
   // group.
   [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
 
-  // Returns the device channels of the current or the forming group with this transport, or none.
+  // Returns the device channels of the group with this transport, which is the current or the
+  // forming one. Returns empty channels for any other transport.
   [[nodiscard]] const c10d::NcclTransport& devices_of(const transport::Transport& group) const;
   // Closes the channels of the current group, when nothing is in flight. All its ranks call it.
+  // Fails with kPeerLost.
   [[nodiscard]] Expected<void> close_channels();
 
   // Ends the group in force for all its ranks.
@@ -114,7 +116,7 @@ class C10dGroups final : public elastic::Groups {
 
     // Ends the group for all ranks, and first what its channels do in memory of this device.
     void abort(const Error& why);
-    // Destroys them in their order.
+    // Destroys the members: channels, then transport, then group.
     void reset();
   };
   // The next group, while it forms.
@@ -129,7 +131,7 @@ class C10dGroups final : public elastic::Groups {
         decorate_(std::move(decorate)),
         connect_(std::move(connect)) {}
   [[nodiscard]] Expected<Joined> join(const c10d::GroupOptions& options);
-  // Returns the addresses of the control planes of a group's ranks.
+  // Returns the addresses of the control planes of a group's ranks. Fails with kPeerLost.
   [[nodiscard]] Expected<std::vector<elastic::PlanePlace>> planes_of(c10d::Group& group);
   [[nodiscard]] std::shared_ptr<elastic::ControlPlane> plane_for(int size);
   // Lets the watch for hangs know the channels of the group in force.

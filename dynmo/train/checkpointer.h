@@ -44,8 +44,8 @@ struct CheckpointTotals {
   double pause_s = 0;  // pause of this rank's training for them
 };
 
-// All ranks of the group call the same functions at the same step boundaries. Returned errors are
-// those of the transport, and final. Errors of the disk are notes.
+// Writes the checkpoints of a group. All its ranks call the same functions at the same step
+// boundaries. Returned errors are those of the transport, and final. Errors of the disk are notes.
 class Checkpointer {
  public:
   // Writes to run_directory/checkpoints. `config` and `transport` outlive it.
@@ -61,7 +61,7 @@ class Checkpointer {
   // progress.
   [[nodiscard]] Expected<void> start(const runtime::Pipeline& pipeline);
   // Continues a checkpoint in progress, if all ranks are ready. Sends a message of one byte a rank
-  // if there is one, else none.
+  // while a checkpoint is in progress, else none.
   [[nodiscard]] Expected<void> poll() { return timed_advance(Waiting::kNever); }
   // Waits for the checkpoint in progress.
   [[nodiscard]] Expected<void> finish() { return timed_advance(Waiting::kAlways); }
@@ -89,7 +89,7 @@ class Checkpointer {
     CheckpointTotals totals;
     std::vector<std::string> notes;  // not taken yet
   };
-  // Rank 0's thread writes it. It is read after the thread has finished, if ever.
+  // Texts that the writer's thread of rank 0 has left. They are read after its tasks have ended.
   struct Found {
     std::string still_good = {};
     std::string not_removed = {};

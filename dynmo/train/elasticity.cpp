@@ -62,7 +62,7 @@ Expected<void> Elasticity::begin_again(const elastic::View& survivors,
                 {"releases", Json::array()}};
   }
   DYNMO_ASSIGN(leader_, elastic::Leader::open(leader_options(groups_, self(), run_), handover));
-  // Where the files cannot be written, poll() tries again.
+  // If the files cannot be written, poll() tries again.
   static_cast<void>(leader_->publish());
   if (led != nullptr) led->retire(leader_->endpoint());
   return {};

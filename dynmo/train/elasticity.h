@@ -23,7 +23,8 @@
 
 namespace dynmo::train {
 
-// All ranks of the current group make the same calls with equal arguments.
+// The changes of a run's ranks, on one rank. All ranks of the current group make the same calls
+// with equal arguments. Calls return kPeerLost if a rank is lost.
 class Elasticity {
  public:
   // Refers to all arguments, which outlive it.

@@ -36,7 +36,8 @@ struct RunLane {
   std::function<bool()> asks = {};
 };
 
-// All ranks of the group make the same calls at the same points.
+// One rank's part of a run during one group. All ranks of the group make the same calls at the same
+// points. Calls return kPeerLost if a rank is lost.
 class GroupRun {
  public:
   // Opens this rank's part. The group and the run outlive it. `cluster` is that of a replica.

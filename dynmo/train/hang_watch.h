@@ -16,14 +16,16 @@
 
 namespace dynmo::train {
 
-// One thread trains. It calls all functions except the constructor and the destructor.
+// Watches whether the training thread makes progress. That thread calls all functions except the
+// constructor and the destructor.
 class HangWatch {
  public:
   // Calls `end` once, on its own thread, if training makes no progress for `limit`. Time in which
   // that thread did not run does not count, because the whole process may have been stopped.
   HangWatch(std::chrono::milliseconds limit, std::function<void()> end);
 
-  // Takes a function that returns whether the device waits for a message. Any thread may call it.
+  // Sets the function that returns whether the device waits for a message. The watch calls `waits`
+  // on its own thread.
   void set_device(std::function<bool()> waits);
 
   void moves() { moves_.fetch_add(1, std::memory_order_relaxed); }

@@ -39,7 +39,8 @@ Expected<RunLocks> locks_of(WorldRank rank, const TrainOptions& options) {
   return lock_run(options);
 }
 
-// Checks that ranks that another program has started meet where it says.
+// Returns kBadInput if elastic.listen has an address, but another program has started the ranks,
+// which then meet at MASTER_ADDR.
 Expected<void> check_meets_elsewhere(const config::Config& config) {
   if (own_meeting_address(config).empty() || std::getenv(kLockedByLauncher) != nullptr) return {};
   return make_error(ErrorCode::kBadInput,

@@ -35,9 +35,9 @@ struct RankProcess {
 // ranks.
 [[nodiscard]] Expected<void> check_asked_ranks(const config::Config& config);
 
-// Opens the device that run.device names, if it names one, for the calling thread, and sets it.
-// `local_rank` is the rank's number on this host. It has no channels yet. Returns kBadInput if
-// there is none.
+// Opens the device that run.device names for the calling thread, and sets it in `options`.
+// RankDevice::channels stays null. Does nothing if run.device names no device with its own memory.
+// `local_rank` is the rank's number on this host. Returns kBadInput if there is no such device.
 [[nodiscard]] Expected<void> open_rank_device(ValidOptions& options, int local_rank);
 
 // Trains as a rank. First refuses a config that is not valid, or whose replicas do not divide the

@@ -28,7 +28,7 @@ std::string ranks_text(int ranks, std::int64_t replicas) {
                       : observe::format_count(ranks, "rank");
 }
 
-// Which position each one of the next group was; none: it is new.
+// Returns the previous position of each position of the next group, or nullopt for a new one.
 std::vector<std::optional<Rank>> ranks_before(const std::vector<Rank>& kept, int ranks) {
   std::vector<std::optional<Rank>> before(kept.begin(), kept.end());
   before.resize(static_cast<std::size_t>(ranks));
@@ -155,7 +155,7 @@ Expected<void> Regrouping::form(Try& attempt, const elastic::Place& place) {
   if (!attempt.change.newcomers.empty()) DYNMO_TRY(spread(*passage_.next, attempt.result));
   const elastic::Member& first = attempt.view.members.front();
   if (!attempt.moves_lead || first.id != self) return {};
-  // Where it cannot listen, the leader that there is stays.
+  // If it cannot listen, the present leader stays.
   if (!attempt.handover.is_object()) {
     return make_error(ErrorCode::kInternal, "the leader has handed nothing over");
   }
@@ -261,7 +261,7 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   return std::move(result);
 }
 
-// Another rank leads already, where this one has led.
+// Ends the leader object of this rank, if there is one, after another rank has become the leader.
 void Regrouping::leave(Try& attempt, std::unique_ptr<elastic::Leader>& leader,
                        const elastic::JobFile& next, const std::string& line) {
   if (leader == nullptr) return;
@@ -271,7 +271,8 @@ void Regrouping::leave(Try& attempt, std::unique_ptr<elastic::Leader>& leader,
   leader.reset();
 }
 
-// One way, so that a newcomer has said its last word before all have agreed on it.
+// Sends messages without an answer. So the newcomers need not do anything more for the change once
+// all have agreed on it.
 Expected<void> Regrouping::confirm(const elastic::SizeChange& change) {
   const std::byte yes{1};
   for (const elastic::Newcomer& newcomer : change.newcomers) {

@@ -34,7 +34,8 @@ struct Regrouped {
   elastic::BoundaryEvents events = {};
 };
 
-// All ranks of the current group make the same calls with equal arguments.
+// Forms the next group of a run, on one rank. All ranks of the current group make the same calls
+// with equal arguments. Calls return kPeerLost if a rank is lost.
 class Regrouping {
  public:
   // Refers to all arguments, which outlive it. `changes` has the state that newcomers need to make
@@ -45,7 +46,7 @@ class Regrouping {
 
   // Starts a run with its first ranks, which exchange their members.
   [[nodiscard]] Expected<void> begin();
-  // Starts with the known survivors of a loss instead.
+  // Starts with the survivors of a loss, which know each other already.
   void begin(elastic::View survivors) { view_ = std::move(survivors); }
   // Opens a joining process's part of the group in which it has a place.
   [[nodiscard]] Expected<std::unique_ptr<GroupRun>> enter(const RunLane& lane);

@@ -20,7 +20,8 @@ using config::LogLevel;
 
 namespace {
 
-// All ranks do this before the run itself.
+// Resolves the run, and checks and prepares what all ranks share. All ranks call it before the run
+// begins.
 Expected<ResolvedRun> prepare(transport::Transport& transport, const ValidOptions& given,
                               const Reporter& reporter) {
   DYNMO_ASSIGN(const int ranks, pipeline_ranks(given.config(), transport.size()));

@@ -17,7 +17,8 @@
 namespace dynmo::train {
 
 // Trains. All ranks of the group call it with equal options. Requires the same
-// at::set_num_threads() on all ranks, usually 1.
+// at::set_num_threads() on all ranks, usually 1. Returns the errors of its setup, and kPeerLost if
+// a rank is lost.
 [[nodiscard]] Expected<void> train(transport::Transport& transport, const TrainOptions& options,
                                    const Reporter& reporter = {});
 

@@ -172,7 +172,7 @@ class Run {
     return lane.group == nullptr ? passage_.state : lane.group->pipeline().state();
   }
 
-  // Functions of run.cpp: the beginning and the end.
+  // Begins the run. The functions from here on are in run.cpp.
   Expected<void> begin();
   RunLane settings_of(const std::string& name, int number) const;
   Lane& add_lane(const std::string& name, std::unique_ptr<const ResolvedRun> other);
@@ -190,7 +190,7 @@ class Run {
   Expected<void> finish(Lane& lane, std::span<const transport::ClockFit> clocks);
   Expected<void> report();
 
-  // Functions of run_steps.cpp: steps, and the work between them.
+  // Runs all steps, with the work between them. The functions from here on are in run_steps.cpp.
   Expected<void> advance_all();
   // Runs one step of one run, with its logs. Returns whether a rank has a message for all before
   // the next step. The barrier ensures that each run is charged its own time only.
@@ -230,9 +230,9 @@ class Run {
     return {};
   }
 
-  // Functions of surviving.cpp. Returns whether the run may survive the error. A common decision of
-  // all ranks ends the run. So does an error of this rank alone, and a loss before the ranks know
-  // each other.
+  // Returns whether the run may survive the error. A common decision of all ranks ends the run. So
+  // does an error of this rank alone, and a loss before the ranks know each other. The functions
+  // from here on are in surviving.cpp.
   bool may_survive(const Error& why) const;
   // Continues after each loss that the run survives.
   Expected<void> through_losses(Expected<void> done);

@@ -43,7 +43,8 @@ dynamism::TraceLines::Device device_of(bool emulated) {
   return emulated ? Device::kEmulated : Device::kReal;
 }
 
-// Two events of one key are the same one, told by two ranks.
+// Returns a key by which events are compared. Two events with the same key are one event that two
+// ranks have reported.
 std::string key_of(std::string_view kind, std::int64_t step, const Json& more) {
   std::string key = fmt::format("{} {}", kind, step);
   for (const char* which : {"lost", "ranks", "cause"}) {

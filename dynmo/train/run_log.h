@@ -40,7 +40,7 @@ class RunLog {
   enum class Keeps { kNumbers, kCosts };
 
   // Opens the files. `run.name` is for the user. The first step is above 0 for a resumed run.
-  // `rank` names the records' file. Rank 0 is the leader.
+  // `rank` names the records' file. Rank 0 is the leader. Fails with kBadInput.
   [[nodiscard]] static Expected<RunLog> open(const config::Config& config,
                                              observe::RunHistory::Run run,
                                              observe::RunFolder folder, WorldRank rank,
@@ -57,8 +57,8 @@ class RunLog {
   void start(dynamism::RunStart start) {
     if (files_.load_trace) files_.load_trace->start(std::move(start));
   }
-  // Adds a step of the run's part of the group, which began at `begin_ns` (steady clock). Returns
-  // lines for the user.
+  // Adds a step that began at `begin_ns` (steady clock). `group` is this rank's part of the run.
+  // Returns lines for the user.
   std::vector<Line> add(const runtime::StepReport& report, const GroupRun& group,
                         std::int64_t begin_ns);
   // Notes an event before step `step` (observe/event_log.h). All ranks call it equally. The leader
@@ -121,10 +121,11 @@ class RunLog {
   void write_events(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
   void write_record(const runtime::StepReport& report, const GroupRun& group);
   void add_to_history(const runtime::StepReport& report, const runtime::Pipeline& pipeline);
-  // Returns a line for the user, or "".
+  // Writes the step to the load trace, if the run has one. Returns a line for the user if that
+  // fails, else "".
   [[nodiscard]] std::string write_load(const runtime::StepReport& report,
                                        const runtime::Pipeline& pipeline);
-  // Requires the file of events.
+  // Writes an event to the file of events, which must be open.
   void write_event(std::string_view kind, std::int64_t step, const Json& more);
   void fold(std::string_view kind, std::int64_t step, const Json& more);
 
@@ -169,7 +170,7 @@ class RunLog {
 };
 
 // Returns a line about the records that the logs of all ranks lack, or "". All ranks of the group
-// call it after closing their logs. `why` is this rank's reason.
+// call it after closing their logs. `why` is this rank's reason. Fails with kPeerLost.
 [[nodiscard]] Expected<std::string> missing_records(transport::Transport& group, const RunLog& log,
                                                     const std::string& why);
 

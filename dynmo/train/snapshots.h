@@ -17,7 +17,7 @@
 
 namespace dynmo::train {
 
-// All ranks make equal calls.
+// Decides when snapshots are due, and takes them. All ranks make equal calls.
 class Snapshots {
  public:
   explicit Snapshots(const config::Config& config)
@@ -39,7 +39,7 @@ class Snapshots {
     std::vector<WorldRank> keepers = {};  // ranks that layers were sent to, by rank; empty: none
   };
   // Takes a snapshot, in the group of these members. If a rank has too little memory, no rank takes
-  // further snapshots.
+  // further snapshots. Fails with kPeerLost.
   [[nodiscard]] Expected<Taken> take(GroupRun& group, const elastic::View& members,
                                      transport::Transport& transport);
 

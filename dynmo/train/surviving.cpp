@@ -31,7 +31,7 @@ namespace {
 
 transport::Tag tag() { return transport::control_tag(transport::Control::kSize); }
 
-// The position before the loss of each position of those that are left.
+// Returns, for each position after the loss, its position before the loss.
 std::vector<std::optional<Rank>> positions_before(const elastic::View& before,
                                                   const elastic::View& view, int replicas) {
   const transport::Axes axes{.replicas = replicas, .positions = before.size() / replicas};
@@ -58,7 +58,8 @@ struct Reports {
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
   }
-  // Returns the outcome of a validation that others know, if the loss came before the rank did.
+  // Returns the outcome of a validation that other ranks know and rank `rank` does not, because a
+  // loss came before.
   [[nodiscard]] std::optional<observe::RunHistory::Validation> lacked_validation(
       std::size_t rank, std::int64_t step) const {
     const auto newest = std::ranges::max(validated, {}, &observe::RunHistory::Validation::step);
@@ -74,7 +75,7 @@ Json to_json(const observe::RunHistory::Validation& validation) {
       {"generation_loss", validation.generation_loss ? Json(*validation.generation_loss) : Json()}};
 }
 
-// (JSON has no NaN.)
+// Reads the result of a validation. It has null for NaN, which JSON does not have.
 observe::RunHistory::Validation validation_of(const Json& json) {
   const Json& loss = json.at("loss");
   observe::RunHistory::Validation found{.step = json.at("step").get<std::int64_t>(),
@@ -85,7 +86,7 @@ observe::RunHistory::Validation validation_of(const Json& json) {
   return found;
 }
 
-// A rank reports this in addition to its state and its log.
+// The facts that a rank reports in addition to its state and its log.
 struct Own {
   bool whole = false;
   bool complete = false;         // gradients of a step that lacks its update
@@ -135,8 +136,8 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
 }
 
 // Returns the error that the ranks that are left cannot hold the model. It names the checkpoint, if
-// there is one. The loss comes last, because the launcher takes a line that begins with it for its
-// own.
+// there is one. The loss comes last, because the launcher does not show a line that begins with a
+// loss that it has reported itself.
 Error too_few(const Error& loss, const std::string& why, std::optional<std::int64_t> checkpoint) {
   const std::string kept =
       checkpoint ? fmt::format("a checkpoint of step {}", *checkpoint) : "no checkpoint";
@@ -324,7 +325,8 @@ Expected<control::AfterLoss> Run::plan_after_loss(std::int64_t step, const cost:
   return after;
 }
 
-// A rank that lacks only the update of the last step makes it, from what another one has got.
+// Makes the update of the last step on ranks that lack only this update. They use the exchange that
+// another rank has received.
 Expected<void> Run::finish_step(Lane& lane, const elastic::UpdateRecord& record) {
   const runtime::RankState& state = state_of(lane);
   const bool has_it = state.last_exchange && state.step == record.step + 1;
@@ -364,7 +366,7 @@ Expected<bool> Run::has_checkpoint(std::optional<std::int64_t> step) const {
   return said == Json(true);
 }
 
-// The loss may have come before all of it was done.
+// Does the work after the last step again, because the loss may have come before its end.
 Expected<void> Run::after_step_again(Lane& lane) {
   const std::int64_t step = lane.group->pipeline().next_step();
   if (step == 0) return {};

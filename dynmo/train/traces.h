@@ -31,7 +31,7 @@ struct TraceSpan {
   std::int64_t end_ns = 0;
 };
 
-// One step of one rank. `start_ns` is its steady clock.
+// One step of one rank. `start_ns` is a time of the rank's steady clock.
 struct StepTrace {
   std::int64_t step = 0;
   std::int64_t start_ns = 0;
@@ -39,7 +39,8 @@ struct StepTrace {
   std::vector<TraceSpan> spans = {};           // before it and after it
 };
 
-// Returns the trace of a step that began at `begin_ns` (steady clock) with balancing.
+// Returns the trace of a step. Its first span, the measuring or planning before it, began at
+// `begin_ns` (steady clock).
 [[nodiscard]] StepTrace step_trace(const runtime::StepReport& report, std::int64_t begin_ns);
 
 // The traces of all ranks on one clock.
@@ -49,7 +50,7 @@ struct JointTrace {
 };
 
 // Gathers the traces at rank 0. All ranks call it with the same steps. `clocks` are those of the
-// ranks. Times of a shared clock stay as they are.
+// ranks. Times of a shared clock stay as they are. Fails with kPeerLost.
 [[nodiscard]] Expected<JointTrace> gather_traces(transport::Transport& transport,
                                                  transport::Tag tag,
                                                  const std::deque<StepTrace>& mine,

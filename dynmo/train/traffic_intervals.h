@@ -20,10 +20,10 @@
 
 namespace dynmo::train {
 
-// All ranks of a group make the same calls at the same points. An interval is returned at its end,
-// equal on all ranks, with the world ranks of the group. A move during a step counts to the
-// interval of that step's plan. Another move counts to that of its new plan, unless ranks leave
-// after it.
+// Counts the messages under each plan. All ranks of a group make the same calls at the same points.
+// An interval is returned at its end, equal on all ranks, with the world ranks of the group. A move
+// during a step counts to the interval of that step's plan. Another move counts to that of its new
+// plan, unless ranks leave after it.
 class TrafficIntervals {
  public:
   using Ended = Expected<std::optional<observe::TrafficInterval>>;

@@ -34,8 +34,9 @@ struct ClockReading {
   friend bool operator==(const ClockReading&, const ClockReading&) = default;
 };
 
-// Returns the offset by the trip with the smallest error: half of its time on the way, and the
-// drift meanwhile. It holds for any delays in the two directions. Requires a trip.
+// Returns the offset by the trip with the smallest error. The error is half of the trip's time on
+// the way, plus the drift meanwhile. It is a bound for any delays in the two directions. Requires a
+// trip.
 [[nodiscard]] ClockReading reading_of(std::span<const ClockTrip> trips);
 
 // A rank's clock from the first measurement of a group to the last one.
@@ -59,7 +60,7 @@ struct RankClock {
 };
 
 // Compares all clocks with that of rank 0. Returns a reading for each rank, the same on all ranks.
-// All ranks of the group call this function.
+// All ranks of the group call this function. Fails with kPeerLost.
 //
 // Takes two rounds of all ranks if there is one clock. Otherwise one rank of each clock also asks
 // another one, in a binary tree below rank 0. Pairs ask at the same time. So with C clocks that

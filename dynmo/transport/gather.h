@@ -16,7 +16,8 @@
 
 namespace dynmo::transport {
 
-// Returns the contribution of every rank, in order of rank. Contributions may be empty.
+// Returns the contribution of every rank, in order of rank. Contributions may be empty. Fails with
+// kPeerLost.
 [[nodiscard]] Expected<std::vector<std::string>> gather_texts(Transport& transport, Tag tag,
                                                               std::string_view mine);
 
@@ -24,7 +25,8 @@ namespace dynmo::transport {
 // null, the call takes one round. `origin` names the values in an error.
 [[nodiscard]] Expected<std::vector<Json>> gather_json(Transport& transport, Tag tag,
                                                       const Json& mine, std::string_view origin);
-// Returns the first value that is not null, the same on all ranks, or null if there is none.
+// Returns the first value that is not null, the same on all ranks, or null if there is none. Fails
+// like gather_json().
 [[nodiscard]] Expected<Json> first_json(Transport& transport, Tag tag, const Json& mine,
                                         std::string_view origin);
 

@@ -24,7 +24,8 @@ class Grid {
   [[nodiscard]] const Axes& axes() const { return axes_; }
   [[nodiscard]] int replicas() const { return axes_.replicas; }
   [[nodiscard]] int positions() const { return axes_.positions; }
-  // These return where this rank is in the group, among the replicas and among the positions.
+  // Returns the number of this rank in the group. replica() and position() return its places in the
+  // grid.
   [[nodiscard]] WorldRank rank() const { return rank_; }
   [[nodiscard]] int replica() const { return axes_.place(rank()).replica; }
   [[nodiscard]] Rank position() const { return axes_.place(rank()).position; }

@@ -21,7 +21,7 @@ struct Host {
   // The switches from the top of the network down to the host, joined by '.', or empty if they are
   // not known.
   std::string switches = {};
-  // Why the switches are not known, if the user should mend that.
+  // The reason why the switches are not known, if the user should mend that.
   std::string fault = {};
   // The device of the rank, and what plans may fill of its memory. Ranks of a host that name the
   // same device share it. Empty on a CPU.
@@ -63,14 +63,14 @@ struct MeasuredCluster {
 // of a host's network card. On one host nothing is measured, and links are free.
 //
 // `known` is the cluster of an earlier group, with the links measured then. The first rank that has
-// one sends them to all.
+// one sends them to all. Fails with kPeerLost.
 [[nodiscard]] Expected<MeasuredCluster> measured_cluster(Transport& group, const Host& host,
                                                          int replicas, Bytes memory,
                                                          const cost::Cluster& known = {});
 
 // Measures the link between this rank and a peer, which calls the function at the same time. The
 // result has medians of round trips of two sizes. Exactly one of the two ranks passes `asks` and
-// begins. The result is meaningful on that rank.
+// begins. The result is meaningful on that rank. Fails with kPeerLost.
 [[nodiscard]] Expected<cost::Link> measured_link(Transport& group, Member peer, Tag tag, bool asks);
 
 }  // namespace dynmo::transport

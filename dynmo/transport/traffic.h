@@ -37,7 +37,7 @@ class CountingTransport final : public Transport {
   [[nodiscard]] const MessageCount& sent(Member to, Purpose purpose) const {
     return row_[place(to, purpose)];
   }
-  // Returns the same as a list: by receiver, then in the order of kPurposes.
+  // Returns the counts of sent() as a list: by receiver, then in the order of kPurposes.
   [[nodiscard]] const std::vector<MessageCount>& row() const { return row_; }
   [[nodiscard]] Bytes sent_bytes() const { return bytes_; }
 
@@ -52,7 +52,7 @@ class CountingTransport final : public Transport {
 };
 
 // Returns the rows of all ranks. All ranks call it. Each rank gives its own list
-// (CountingTransport::row). The messages of the call are not counted.
+// (CountingTransport::row). The messages of the call are not counted. Fails with kPeerLost.
 [[nodiscard]] Expected<TrafficRows> gather_rows(Transport& transport, Tag tag,
                                                 const std::vector<MessageCount>& mine);
 

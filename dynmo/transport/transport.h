@@ -68,7 +68,7 @@ class Transport {
 };
 
 // Returns the contribution of every rank, in order of rank. All ranks call it in the same order and
-// give the same number of bytes.
+// give the same number of bytes. Fails with kPeerLost.
 [[nodiscard]] Expected<std::vector<std::vector<std::byte>>> all_gather(
     Transport& transport, Tag tag, std::span<const std::byte> mine);
 

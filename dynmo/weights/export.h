@@ -28,9 +28,9 @@ struct ExportOptions {
 
 // Writes config.json and model.safetensors, or shards with model.safetensors.index.json. Hugging
 // Face's LlamaForCausalLM, Qwen2ForCausalLM, GPT2LMHeadModel or MixtralForCausalLM reads them. A
-// tied pair is written once, under the embedding's name, as these do. If the tokenizer is known,
-// its end of a document is eos_token_id, also of generation_config.json. Returns the names of the
-// files. Returns kBadInput if transformers has no such model (mixtral.h).
+// tied pair is written once, under the embedding's name, as these classes do. If the tokenizer is
+// known, its end of a document is eos_token_id, also of generation_config.json. Returns the names
+// of the files. Returns kBadInput if transformers has no such model (mixtral.h).
 [[nodiscard]] Expected<std::vector<std::string>> export_hugging_face(
     const TrainedModel& model, const std::filesystem::path& directory,
     const ExportOptions& options = {});

@@ -13,7 +13,7 @@
 
 namespace dynmo::weights {
 
-// Returns the decoder of a valid config. `vocabulary` is that of the data. It counts unless
+// Returns the decoder of a valid config. `vocabulary` is that of the data. It is used unless
 // model.vocabulary is given.
 [[nodiscard]] model::DecoderConfig decoder_config(const config::Config& config,
                                                   std::int64_t vocabulary);

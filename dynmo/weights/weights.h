@@ -63,7 +63,8 @@ struct Weights {
 // Reads all values. Fails with kBadInput and the name of the first tensor with a NaN or Inf.
 [[nodiscard]] Expected<void> check_finite(const Weights& weights);
 
-// Returns the layers of a decoder, replaced by those of its sources. Returns kBadInput of a source.
+// Returns the layers of a decoder, replaced by those of its sources. Returns kBadInput if a source
+// refuses them.
 [[nodiscard]] Expected<model::Recipe> shaped_recipe(const model::DecoderConfig& config,
                                                     const dynamism::SourceOptions& sources);
 

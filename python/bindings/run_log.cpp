@@ -40,8 +40,8 @@ namespace dynmo::python {
 namespace nb = nanobind;
 namespace {
 
-// The files of one rank. The leader (rank 0 at first) also has the events and the load trace. For
-// one thread.
+// The files of one rank. The leader (rank 0 at first) also has the events and the load trace. One
+// thread uses it.
 class RunLog {
  public:
   // Makes the folder, which rank 0 locks for this run. Writes nothing about steps until begin().
@@ -214,7 +214,7 @@ class RunLog {
                                           "checkpoints_written", "checkpoints_failed",
                                           "checkpoint_s"};
 
-  // The leader alone has these.
+  // The files that the leader alone has.
   struct Leader {
     std::optional<process::FileLock> lock;
     std::optional<observe::EventLog> events;

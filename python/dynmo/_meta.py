@@ -188,7 +188,7 @@ class _Built:
         return self.count + 1 if any(name == other or name.startswith(other + ".") for other in self.behind) else 0
 
     def places(self) -> dict[str, int]:
-        """Returns the modules whose start begins a layer."""
+        """Returns the modules at whose start a layer begins: the number of that layer by the name of the module."""
         places = {f"{self.list_name}.{block}": block + 1 for block in range(self.count)}
         for name, module in self.model.named_modules():
             if name in self.behind and any(True for _ in module.parameters()):

@@ -32,7 +32,7 @@ constexpr std::chrono::nanoseconds kAtOnce{2000};
 constexpr int kAllowed = 8;
 constexpr timespec kNap{.tv_sec = 0, .tv_nsec = 20000};
 
-// Each thread has one.
+// The answers of a thread's last calls: the time of the newest, and how many came at once.
 struct Patience {
   Clock::time_point answered = {};
   int at_once = 0;

@@ -16,8 +16,9 @@
 
 namespace dynmo::dynamism {
 
-// Returns rho before each of `blocks` blocks and, last, before the head. It is in [0, 1] and never
-// grows. It is a function of the arguments. `tokens` are those of a step. Requires valid options.
+// Returns rho, the share of the tokens that are left, before each of `blocks` blocks and, last,
+// before the head. It is in [0, 1] and never grows. The result is a function of the arguments.
+// `tokens` are those of a step. Requires valid options.
 [[nodiscard]] std::vector<double> survivors(const EarlyExitOptions& options, int blocks,
                                             std::int64_t tokens, std::uint64_t seed,
                                             std::int64_t step);
@@ -27,14 +28,16 @@ namespace dynmo::dynamism {
 //
 // So the MLP before an exit does the head's work for the tokens that leave. It also does so for
 // staying tokens if they have a loss there (exit_loss), or if the head's scores decide
-// (confidence). It has an untied exit head's weights. A classifier is one product of 2 T h. If the
-// model's head is in slices, an exit's head has the same number. The layer before the exit has the
-// first slice, and layers behind it have the others. Returns kBadInput with the field.
+// (confidence). It also has the weights of the exit's head, unless they are tied. A classifier is
+// one product of 2 T h. If the model's head is in slices, an exit's head has the same number. The
+// layer before the exit has the first slice, and layers behind it have the others. Returns
+// kBadInput with the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_early_exit(const EarlyExitOptions& options,
                                                                    const LoadInputs& inputs);
 
 // Returns the costs of layers if the shares `rho` of the tokens are left, as survivors() returns
-// them. The shares of a training may be used.
+// them. The shares of a training may be used. Returns kBadInput with the field, as
+// make_early_exit() does.
 [[nodiscard]] Expected<cost::ModelCost> early_exit_costs(const EarlyExitOptions& options,
                                                          const LoadInputs& inputs,
                                                          const std::vector<double>& rho);

@@ -46,7 +46,8 @@ struct ConvergenceRule {
 [[nodiscard]] std::int64_t first_check(const FreezingOptions& options, std::int64_t steps);
 // Returns whether a check is due before this step.
 [[nodiscard]] bool is_check(const FreezingOptions& options, std::int64_t step, std::int64_t steps);
-// Returns how many of `layers` layers may freeze: never the head.
+// Returns the largest number of the `layers` layers that may freeze. The last layer, the head,
+// never freezes.
 [[nodiscard]] int max_frozen(const FreezingOptions& options, std::size_t layers);
 
 struct NormStep {
@@ -69,7 +70,8 @@ struct NormStep {
 // nothing if no layer is frozen.
 [[nodiscard]] ConvergenceRule unfrozen_below(ConvergenceRule rule, const FreezingOptions& options,
                                              double learning_rate);
-// Returns average / first value of the next layer to freeze, or 0 if it is not known yet.
+// Returns the average of the next layer to freeze, divided by the first value of that layer.
+// Returns 0 if one of them is not known yet.
 [[nodiscard]] double next_to_first(const ConvergenceRule& rule);
 
 [[nodiscard]] Json to_json(const ConvergenceRule& rule);

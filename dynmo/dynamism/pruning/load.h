@@ -46,8 +46,8 @@ struct WeightGroup {
 
 // Makes the load model. Prunes QKV, attention output and the MLP's (experts') matrices of every
 // block. Embedding, head, norms, biases and routers stay. A sparse matrix has weights and indices,
-// gradients and optimizer state of the kept weights. Units leave a smaller dense layer, whose work
-// is that of its shape. Returns kBadInput with the field.
+// gradients and optimizer state of the kept weights. If units are removed, the layer becomes a
+// smaller dense one, whose work is that of its shape. Returns kBadInput with the field.
 [[nodiscard]] Expected<std::unique_ptr<LoadModel>> make_pruning(const PruningOptions& options,
                                                                 const LoadInputs& inputs);
 

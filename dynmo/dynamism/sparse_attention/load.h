@@ -17,11 +17,13 @@
 namespace dynmo::dynamism {
 
 // Returns the share left of dense causal attention's core: kappa / nb (1 + block nb / s), at most
-// 1. A kernel with more work than the dense one is not used.
+// 1, with nb = `buckets` and s = `sequence`. A kernel with more work than the dense one is not
+// used.
 [[nodiscard]] double core_share(double kappa, int buckets, double block, std::int64_t sequence);
 
-// Returns the share if queries and keys are dropped, each with probability `dropped`. It is (1 -
-// dropped)^2 of the pairs. The overlap of tiles adds the factor 1 + block / rows left. At most 1.
+// Returns the share left of dense causal attention's core if queries and keys are dropped, each
+// with probability `dropped`. It is (1 - dropped)^2, as of the pairs. The overlap of tiles adds the
+// factor 1 + block / rows left. At most 1.
 [[nodiscard]] double core_share_without(double dropped, double block, std::int64_t sequence);
 
 // Makes the load model. Scales the core of every attention sublayer. The gathers of queries, keys,

@@ -34,8 +34,8 @@ struct SparseAttentionOptions {
 };
 
 [[nodiscard]] std::vector<SourceKey> keys_of(SparseAttentionOptions& options);
-// Checks the values. Returns kBadInput with a key outside its range, min_skew above max_skew, or an
-// odd number of buckets.
+// Checks the values. Returns kBadInput for a key outside its range, for min_skew above max_skew,
+// and for an odd number of buckets.
 [[nodiscard]] Expected<void> check(const SparseAttentionOptions& options);
 // Returns kBadInput for the rule `drop` on a device.
 [[nodiscard]] Expected<void> check_training(const SparseAttentionOptions& options,

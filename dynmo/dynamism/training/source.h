@@ -89,11 +89,11 @@ class Source {
   // model cannot run without it, also without training.
   [[nodiscard]] virtual bool replaces_layers() const { return false; }
   // Returns whether its layers decide differently in Pass::kGeneration than in kValidation. Then a
-  // validation reports that loss, too.
+  // validation also reports the loss of kGeneration.
   [[nodiscard]] virtual bool generates_otherwise() const { return false; }
-  // Measures its keys that are "auto", on all ranks at once, before the first step of a run. The
-  // values of rank 0 become those of the run. Its config keeps them, so a resumed run has them,
-  // too. `tokens` are those of a micro-batch.
+  // Measures the source's keys that are "auto", on all ranks at once, before the first step of a
+  // run. The values of rank 0 become those of the run. The run's config keeps them, so a resumed
+  // run has them, too. `tokens` are those of a micro-batch.
   [[nodiscard]] virtual std::vector<Measured> measure(const model::Model& /*model*/,
                                                       std::int64_t /*tokens*/) const {
     return {};
@@ -110,20 +110,20 @@ class Source {
   [[nodiscard]] virtual Expected<void> after_update(const Boundary&, const Outcome&) { return {}; }
   // Returns the work of each layer in the step whose update follows `boundary`. It has any constant
   // unit, and is counted from data that all ranks have. It is 0 for a layer whose work the source
-  // does not change. Empty: it counts nothing. Then the controller need not measure a change of
-  // work, but only the time of a unit (control/profiler.h).
+  // does not change. The result is empty if the source counts nothing. With counts, the controller
+  // need not measure a change of work, but only the time of a unit (control/profiler.h).
   [[nodiscard]] virtual std::vector<double> work(const Boundary& /*boundary*/,
                                                  const Outcome& /*outcome*/) const {
     return {};
   }
   // Returns further state that a run continues from, for the manifest of a checkpoint. Layers'
-  // states are not included. null: nothing.
+  // states are not included. Returns null if there is none.
   [[nodiscard]] virtual Json state() const { return nullptr; }
   [[nodiscard]] virtual Expected<void> restore(const Json&) { return {}; }
-  // Returns its numbers after a step, for the user: an object in the record of the step. null:
-  // none.
+  // Returns the source's numbers after a step, for the user: an object in the record of the step.
+  // Returns null if there are none.
   [[nodiscard]] virtual Json figures() const { return nullptr; }
-  // Returns the figures in a few words, for the progress line. Empty: none.
+  // Returns the figures in a few words, for the progress line, or "" if there are none.
   [[nodiscard]] virtual std::string progress() const { return {}; }
 };
 
@@ -151,7 +151,7 @@ using MakeSources = std::function<Sources(std::int64_t steps)>;
 [[nodiscard]] Expected<Change> before_step(const Sources& sources, const Boundary& boundary);
 [[nodiscard]] Expected<void> after_update(const Sources& sources, const Boundary& boundary,
                                           const Outcome& outcome);
-// Returns the product of the sources' counts, by layer. Empty: no source counts.
+// Returns the product of the sources' counts, by layer. The result is empty if no source counts.
 [[nodiscard]] std::vector<double> work(const Sources& sources, const Boundary& boundary,
                                        const Outcome& outcome);
 // Collects the figures of the sources by name.

@@ -53,8 +53,8 @@ class EmulatedDevice {
   // it, and takes a time after now as now, because another host's clock may differ.
   void stamp(const at::Tensor& sent) const;
 
-  // Makes the emulated layers that its thread calls work on the device, while it exists. Without
-  // it, the work of each call begins at the call.
+  // While it exists, emulated layers that run on its thread use the device. Without it, the work of
+  // each layer begins when the layer is called.
   class Use {
    public:
     explicit Use(EmulatedDevice& device);

@@ -27,7 +27,8 @@ struct TraceEvent {
   [[nodiscard]] double end_us() const { return start_us + duration_us; }
 };
 
-// Each list is sorted by start, the longer first.
+// The events of a trace that the import needs. Each list is sorted by start. If two events start at
+// once, the longer one is first.
 struct TraceEvents {
   std::vector<std::string> names;
   std::vector<TraceEvent> ranges;      // of the user, and of libraries

@@ -61,7 +61,7 @@ struct TraceText {
 using ReadTrace = std::function<Expected<std::size_t>(std::span<char>)>;
 // Opens a file for reading. A caller that knows a compression gives a function that decodes it.
 using OpenTrace = std::function<Expected<ReadTrace>(const std::filesystem::path&)>;
-// Opens a file whose bytes are the text.
+// Opens a file whose bytes are the text. Fails with kBadInput.
 [[nodiscard]] Expected<ReadTrace> open_plain_trace(const std::filesystem::path& path);
 
 // Like import_traces(), for files of any size. Memory holds one file at a time, at about an eighth

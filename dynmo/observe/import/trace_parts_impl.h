@@ -37,7 +37,8 @@ class TraceClock {
  public:
   explicit TraceClock(const TraceEvents& events);
   [[nodiscard]] bool device() const { return device_; }
-  // Returns the time of an event by what its own thread did.
+  // Returns the time of an event: its own, or that of the kernels that its own thread launched in
+  // it.
   [[nodiscard]] double seconds(const TraceEvent& event) const;
   // Returns the time of an action of a pipeline. The wait for a message before its first operation
   // is left out. Kernels are those of all threads.

@@ -17,7 +17,7 @@
 namespace dynmo::observe {
 
 // Reads a file or a text. Fails if more than kMaxValueBytes pass between two calls of note_value().
-// This bounds the parser's memory. For one thread.
+// This bounds the parser's memory. One thread uses it.
 class TraceStream {
  public:
   static constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;

@@ -23,7 +23,7 @@ namespace dynmo::observe {
 // that names /metrics.
 [[nodiscard]] std::string answer_http(std::string_view head, std::string_view text);
 
-// Any thread may call any function.
+// Serves the newest metrics over HTTP. Any thread may call any function.
 class MetricsEndpoint {
  public:
   // Listens on the port, or on any free one if it is 0. Returns kBadInput with port and reason.

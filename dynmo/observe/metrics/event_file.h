@@ -20,7 +20,7 @@ namespace dynmo::observe {
 // Returns the CRC-32C (Castagnoli) of bytes, RFC 3720, appendix B.4.
 [[nodiscard]] std::uint32_t crc32c(std::string_view bytes);
 
-// One thread at a time.
+// A file of TensorBoard's events. Any thread may use it, one at a time.
 class EventFile {
  public:
   // Creates a new file in the folder, with a name that no other process uses. Returns kBadInput

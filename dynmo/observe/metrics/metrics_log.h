@@ -27,7 +27,8 @@
 
 namespace dynmo::observe {
 
-// Any thread may call any function. One thread at a time waits for the disk.
+// Writes the metrics of a rank to its outputs. Any thread may call any function. One thread at a
+// time waits for the disk.
 class MetricsLog {
  public:
   struct Outputs {
@@ -46,7 +47,8 @@ class MetricsLog {
   void event(std::string_view kind, std::int64_t step, const Json& more);
   // Writes the newest step to the file for Prometheus.
   void flush();
-  // Returns why a metric could not be written, once.
+  // Returns why a metric could not be written, on the first call after the first failure, else
+  // nullopt.
   [[nodiscard]] std::optional<std::string> take_failure();
 
  private:
@@ -65,7 +67,7 @@ class MetricsLog {
     std::optional<std::string> first;
     bool told = false;
   };
-  // These functions require the lock.
+  // Opens the endpoint if a port is given. This function and those below it require the lock.
   void serve();
   [[nodiscard]] std::vector<MetricGroup> newest_groups() const;
   void note(const Expected<void>& done);

@@ -215,7 +215,8 @@ class Adviser {
             *most / speed / static_cast<double>(problem_.models.size())};
   }
 
-  // Returns the fewest slices that are as good as any, if they shorten the step.
+  // Returns the fewest slices of the head with which the step is about as short as with any number.
+  // Returns nullopt if slices do not shorten the step.
   [[nodiscard]] std::optional<Remedy> head_in_slices(double now_s) const {
     if (!problem_.sliced) return std::nullopt;
     std::vector<std::pair<std::int64_t, double>> tried;

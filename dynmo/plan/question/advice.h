@@ -71,7 +71,8 @@ struct RankCount {
   double step_s = 0;
 };
 
-// Times are means over the steps of the problem.
+// The limit of a step, and a change that would shorten it. Times are means over the steps of the
+// problem.
 struct Advice {
   RankCount all;  // offered ranks
   StepLimit limit = StepLimit::kWork;

@@ -70,13 +70,13 @@ struct Emitted {
 // megatron.args, and kCsv has schedule.csv.
 [[nodiscard]] std::vector<std::string_view> emitted_names(EmitForm form);
 
-// Returns the files. `folder` is where they will be written, because one names another.
-// torchtitan's stages are "tok_embeddings", "layers.N", "norm" and "lm_head". The middle stage of a
-// V is written as two. Errors are those of check_emit().
+// Returns the files. `folder` is where they will be written, because one file has the path of
+// another. torchtitan's stages are "tok_embeddings", "layers.N", "norm" and "lm_head". The middle
+// stage of a V is written as two. Errors are those of check_emit().
 [[nodiscard]] Expected<Emitted> emit(EmitForm form, const EmitProblem& problem,
                                      const std::filesystem::path& folder);
 
-// Makes the folder if there is none, and writes the files there.
+// Makes the folder if there is none, and writes the files there. Fails with kBadInput.
 [[nodiscard]] Expected<void> write_emitted(const Emitted& emitted,
                                            const std::filesystem::path& folder);
 

@@ -80,10 +80,10 @@ struct Question {
 // need it, and formulas and presets do not include them.
 inline constexpr double kDeviceHeadRoom = 0.1;
 
-// Sets equal ranks. Without `memory` it is the device's, or unlimited without a device. Links are
-// those inside a node of the device. Ranks of several devices fill nodes, with the links between
-// them. Without a head-room it is kDeviceHeadRoom of a device's memory, else 0. Call it after
-// set_shape() or set_work(). Requires ranks >= 1.
+// Sets equal ranks. Without `memory`, each has the memory of the device, or unlimited memory
+// without a device. Links are those inside a node of the device. Ranks of several devices fill
+// nodes, with the links between them. Without a head-room it is kDeviceHeadRoom of a device's
+// memory, else 0. Call it after set_shape() or set_work(). Requires ranks >= 1.
 void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
                const std::optional<cost::Device>& device, std::optional<double> head_room);
 

@@ -199,8 +199,8 @@ Expected<SavedHead> open_head(const checkpoint::VerifiedCheckpoint& checkpoint, 
   return head;
 }
 
-// Copies the rows `wanted` of the head's matrix, or of a tensor of its shape, from the slices. Its
-// name is `prefix` and that of the matrix.
+// Copies the rows `wanted` of the head's matrix, or of a tensor of its shape, from the slices. The
+// tensor's name is `prefix` and the name of the matrix.
 Expected<void> copy_rows(const SavedHead& head, const std::string& prefix,
                          const std::string& matrix, const cost::HeadRows& wanted,
                          const at::Tensor& to) {

@@ -51,8 +51,8 @@ struct Restored {
 // there is none, and kBadInput if it belongs to another training (config.h: identity).
 [[nodiscard]] Expected<Restored> restore(const config::Config& config);
 
-// Returns a line if the data differ from those of the checkpoint. Returns "" if they are the same,
-// or if it is not known.
+// Returns a line if the data differ from those of the checkpoint. Returns "" if they do not differ,
+// or if that is not known.
 [[nodiscard]] std::string changed_data(const Restored& restored, const DataIdentity& data,
                                        const std::string& path);
 

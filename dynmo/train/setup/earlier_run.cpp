@@ -48,8 +48,8 @@ std::vector<fs::path> files_of(const observe::RunFolder& folder) {
   return files;
 }
 
-// Returns a file that is the user's: a run writes it after its marks, or it is a data set, but
-// there is no mark.
+// Returns a file that belongs to the user instead of a run. A run would write it only after the
+// files of marks_of(), of which there is none, or it is a data set.
 std::optional<fs::path> file_of_no_run(const observe::RunFolder& folder) {
   std::error_code fault;
   for (const fs::path& mark : marks_of(folder)) {

@@ -20,8 +20,10 @@ namespace dynmo::train {
 // Returns kBadInput with the existing files. Call it before writing the first file.
 [[nodiscard]] Expected<void> check_folder_is_free(const TrainOptions& options);
 
-// Removes the files of an earlier run, and nothing else, from those folders if options.overwrite is
-// set. One process of a run calls it, which holds the run's locks. Returns whether there was one.
+// Removes the files of an earlier run, and nothing else, from the folders of
+// check_folder_is_free(), if options.overwrite is set. One process of a run calls it, which holds
+// the run's locks. Returns whether an earlier run was there, or kBadInput if a file cannot be
+// removed.
 [[nodiscard]] Expected<bool> remove_earlier_run(const TrainOptions& options);
 
 // Environment variable of ranks whose launcher holds the locks of the run.

@@ -32,13 +32,14 @@ namespace dynmo::train {
                                                           const cost::Cluster& cluster);
 
 // Returns a given plan with its ranks placed by pipeline.place. Layers of a rank stay together.
+// Returns the errors of plan::place().
 [[nodiscard]] Expected<plan::Plan> placed_by_hosts(const plan::Plan& plan,
                                                    const config::Config& config,
                                                    const cost::ModelCost& costs,
                                                    const cost::Cluster& cluster);
 
 // Checks a pipeline.cut against the ranks of a replica and the layers of the model. Returns
-// kBadInput.
+// kBadInput if it does not fit them.
 [[nodiscard]] Expected<void> check_cut(const std::vector<std::int64_t>& cut, int ranks, int layers);
 
 // The first plan and, unless it was given, the costs from which it follows. They are measured with
@@ -49,8 +50,8 @@ struct FirstPlan {
   plan::Plan measured_under = {};
 };
 
-// Makes the first plan, with `cut` if it is not empty. All ranks of the group call it. Its replicas
-// are `cluster`. Returns kBadInput, kInfeasible or kPeerLost.
+// Makes the first plan, with `cut` if it is not empty. All ranks of the group call it. `cluster`
+// has the ranks of a replica. Returns kBadInput, kInfeasible or kPeerLost.
 [[nodiscard]] Expected<FirstPlan> first_plan(transport::Transport& transport,
                                              const ResolvedRun& run,
                                              const std::vector<std::int64_t>& cut,

@@ -34,8 +34,8 @@ elastic::SizeOptions size_options(const config::Config& config) {
           .ranks_min = static_cast<int>(elastic.ranks_min)};
 }
 
-// Returns the leader's options. An address in the settings belongs to the host where the run began
-// and its ranks meet. So the service does not use it.
+// Returns the leader's options. If elastic.listen has an address, it is that of the host where the
+// run began. So the leader listens at the address of its own host instead.
 elastic::Leader::Options leader_options(const elastic::Groups& groups, const elastic::Member& self,
                                         const ResolvedRun& run) {
   const config::Config& config = run.config();

@@ -18,7 +18,7 @@ namespace dynmo::train {
 
 // Returns the numbers that a run to resume has measured, as settings. They are those of its config
 // in run.directory, for keys of enabled sources that are "auto" in `config`. Returns kBadInput if
-// that cannot be read or lacks them.
+// that config cannot be read or lacks the numbers.
 [[nodiscard]] Expected<std::vector<std::string>> measured_before(config::Config config);
 
 // Lets the sources measure, before the first step. All ranks call it at once, so that the machine

@@ -46,7 +46,7 @@ struct Reporter {
     log(level, text);
   }
 };
-// A text for the user. A warning is in the log as one.
+// A text for the user, and its level in the log.
 struct Line {
   std::string text;
   config::LogLevel level = config::LogLevel::kInfo;

@@ -19,8 +19,8 @@
 
 namespace dynmo::train {
 
-// Any thread may call any function. A thread of its own writes, so that no disk delays a caller. A
-// full or slow disk loses lines, and nothing else.
+// The log file of a rank. Any thread may call any function. A thread of its own writes, so that no
+// disk delays a caller. A full or slow disk loses lines, and nothing else.
 class RankLog {
  public:
   struct Options {
@@ -29,7 +29,7 @@ class RankLog {
     config::LogLevel level = config::LogLevel::kInfo;
     std::size_t queue_lines = 1024;  // lines that wait for the disk; more lose the oldest
   };
-  // Returns kBadInput with path and reason if the file cannot be opened.
+  // Opens the file. Returns kBadInput with path and reason if that fails.
   [[nodiscard]] static Expected<std::unique_ptr<RankLog>> open(const Options& options);
   ~RankLog();
   RankLog(const RankLog&) = delete;
@@ -40,7 +40,7 @@ class RankLog {
   void write(config::LogLevel level, std::string_view text);
   // Waits until all lines are written, and closes the file. Later lines are dropped.
   void close();
-  // Returns why lines are missing, once.
+  // Returns why lines are missing, on the first call after the first failure, else nullopt.
   [[nodiscard]] std::optional<std::string> take_failure();
 
  private:
@@ -53,19 +53,21 @@ class RankLog {
 // are no logs. Returns kBadInput with key, folder and reason.
 [[nodiscard]] Expected<void> check_log_folder(const config::Config& config);
 
-// The text of a process: what it prints, and what its log has. One thread.
+// The text of a process: what it prints, and what its log has. One thread uses it.
 class LoggedReporter {
  public:
   // Prints by `given` alone, until open().
   explicit LoggedReporter(const Reporter& given) : given_(given), reporter_(given) {}
   LoggedReporter(const LoggedReporter&) = delete;
   LoggedReporter& operator=(const LoggedReporter&) = delete;
-  // Opens the log of rank `rank`, if there is one, and logs `begin`.
+  // Opens the log of rank `rank`, if there is one, and logs `begin`. Returns kBadInput if the file
+  // cannot be opened.
   [[nodiscard]] Expected<void> open(const config::Config& config, WorldRank rank,
                                     std::string_view begin);
   // Logs the end of the process with its exit code, and closes the log.
   void end(const Expected<void>& done);
-  // Prints and logs. It prints a line when the log has lost one.
+  // Returns the reporter that prints and logs. It prints a line for the user if the log has lost
+  // lines.
   [[nodiscard]] const Reporter& reporter() const { return reporter_; }
 
  private:

@@ -32,7 +32,8 @@ class ValidOptions {
   TrainOptions options_;
 };
 
-// Checks the config. A training calls config::validate() only here. Returns kBadInput.
+// Checks the config. A training calls config::validate() only here. Returns kBadInput if the config
+// is not valid.
 [[nodiscard]] Expected<ValidOptions> validated(TrainOptions options);
 
 // Valid options with their data and model. Only resolve() makes one, once in a process.
@@ -45,7 +46,7 @@ class ResolvedRun : public ValidOptions {
     return [this](std::int64_t step, MicroBatchId id) { return batches_.training(step, id); };
   }
   // Sets keys that shape no layers, such as measured ones, and checks the config again. Returns
-  // kBadInput.
+  // kBadInput if the config is not valid.
   [[nodiscard]] Expected<void> set(std::span<const std::string> settings);
   // Returns the same training on the same data, without its sources of dynamism.
   [[nodiscard]] Expected<ResolvedRun> dense() const;
@@ -63,11 +64,12 @@ class ResolvedRun : public ValidOptions {
 [[nodiscard]] Expected<ResolvedRun> resolve(const ValidOptions& options);
 
 // Like resolve(), and also checks what can be checked before a rank starts. That is names, the
-// checkpoint to resume from, and ranks (of a replica) against layers. Returns kBadInput.
+// checkpoint to resume from, and ranks (of a replica) against layers. Returns kBadInput if a check
+// fails.
 [[nodiscard]] Expected<ResolvedRun> resolve_for(const ValidOptions& options, int ranks);
 
 // Checks whether this host has the memory for the states of all layers of all replicas. Call it if
-// all ranks run on this host. Returns kBadInput.
+// all ranks run on this host. Returns kBadInput if the memory does not suffice.
 [[nodiscard]] Expected<void> check_host_memory(const ResolvedRun& run);
 
 }  // namespace dynmo::train

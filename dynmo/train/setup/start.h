@@ -43,7 +43,7 @@ struct Start {
   [[nodiscard]] std::int64_t step() const { return restored ? restored->step : 0; }
 };
 
-// Returns what plans may fill of a device's memory. The rest is for the driver's context,
+// Returns the part of a device's memory that plans may fill. The rest is for the driver's context,
 // workspaces of libraries, and gaps between tensors.
 [[nodiscard]] Bytes planned_memory(const TrainOptions::RankDevice& device);
 
@@ -66,7 +66,8 @@ struct Beginning {
                                         const Beginning& beginning);
 
 // Returns the states of the layers that the first plan gives to a position. They are restored,
-// initial, or have the weights of train.init.
+// initial, or have the weights of train.init. Returns kBadInput if a checkpoint or weights do not
+// fit.
 [[nodiscard]] Expected<runtime::LayerStates> first_states(const Start& start,
                                                           const ResolvedRun& run, Rank position);
 

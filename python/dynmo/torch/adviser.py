@@ -169,7 +169,7 @@ def _check_once(told: list[Any]) -> None:
 
 
 def _number_on(stages: list[list[dict[str, Any]]]) -> None:
-    """Renumbers the layers of a list that several stages share: each stage counts from 0, and the whole model counts on."""
+    """Renumbers the layers of a list that several stages share: each stage counts from 0, the result through all stages."""
     seen: dict[str, int] = {}
     for stage in stages:
         begun = dict(seen)

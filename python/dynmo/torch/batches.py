@@ -216,7 +216,7 @@ def kinds_of(batch: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_kinds(batch: Mapping[str, Any], checked: Mapping[str, set[str]]) -> None:
-    """Refuses kinds of values with which the split was not checked. It cannot be checked any more, because the whole model is gone."""
+    """Refuses kinds of values with which the split was not checked. It cannot be checked any more, because no rank has the whole model."""
     for path, kind in kinds_of(batch).items():
         if path not in checked:
             raise BadInputError(f"batch: {path} was not in the first batch, with which the split was checked; wanted it there, too")

@@ -142,7 +142,7 @@ def _has_other_owner(parameter: Tensor) -> bool:
 
 
 def called_by_scaler() -> bool:
-    """Returns whether a GradScaler calls the optimizer, by the call stack: gradients that it divides keep their version."""
+    """Returns whether a GradScaler calls the optimizer, by the call stack. Versions of gradients do not show that a scaler divides them."""
     frame = inspect.currentframe()
     for _ in range(MAX_WRAPPERS):
         if frame is None:

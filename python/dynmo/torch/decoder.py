@@ -43,7 +43,7 @@ class Notes:
 
 
 class Caches(enum.Enum):
-    """What blocks get in place of the model's cache of keys and values."""
+    """The values that blocks get in place of the model's cache of keys and values."""
 
     DROPPED = "nothing; the model makes a cache, since its masks may depend on one"
     OFF = "nothing; the model is given use_cache=False"

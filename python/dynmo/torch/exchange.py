@@ -58,7 +58,7 @@ class Told:
 
 
 def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bool) -> Told:
-    """Returns the parts of all ranks, joined; without `whole` only losses and `asked`."""
+    """Returns the parts of all ranks, joined. Without `whole`, only losses and `asked` are exchanged."""
     widths = (1, len(LAYER_CELLS), len(RANK_CELLS), 1, 1)
     counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0, 1 if whole else 0, 1)
     cells = torch.zeros(ranks.replicas, sum(width * count for width, count in zip(widths, counts)), dtype=torch.float64)

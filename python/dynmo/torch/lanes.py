@@ -14,7 +14,8 @@ Group = Optional[dist.ProcessGroup]
 
 
 class HostLane:
-    """Sends by Gloo. A tensor on a device is first copied to host memory, which waits for it. A received tensor is copied to its device.
+    """Sends and receives tensors by Gloo. A tensor on a device is first copied to host memory. The copy waits for the device. A received
+    tensor is copied to its device.
 
     DeviceLane (channels.py) has the same calls. This lane tells messages between two ranks apart by `tag`, and DeviceLane by `purpose`.
     """

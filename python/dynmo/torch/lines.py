@@ -28,7 +28,10 @@ ENDED, SILENT = "has ended", "is silent"
 
 
 class Lines:
-    """Opened by all ranks together, or with the `entry` of a process that joins. Any thread may call every method."""
+    """The connections of a rank to all others. All ranks open them together, or a process that joins, with its `entry`.
+
+    Any thread may call every method.
+    """
 
     def __init__(self, ranks: Ranks, silence_s: float, entry: Optional[Entry] = None) -> None:
         self.member, self.members = (ranks.members[ranks.number], list(ranks.members)) if entry is None else (entry.member, [])
@@ -71,7 +74,7 @@ class Lines:
             return self.changed.wait_for(lambda: self._alarmed, limit_s)
 
     def enter(self, generation: int, members: list[int]) -> None:
-        """Watches a group. If a member is lost or leaves, ends this rank's connections in the group, so that it does not wait on."""
+        """Watches a group. If a member is lost or leaves, ends this rank's connections in the group, so that no call waits for it."""
         with self.changed:
             self._generation, self.members = generation, members
             self._ranks.highest = max(self._ranks.highest, *members)

@@ -30,7 +30,7 @@ class _Format(logging.Formatter):
 
 
 class _Appending(logging.Handler):
-    """Appends whole lines. A line that does not fit is not written in part. Warns once if the disk is full. Training goes on."""
+    """Appends whole lines to a file. A line that does not fit is not written in part. Warns once if the disk is full. Training goes on."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

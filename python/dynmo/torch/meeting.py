@@ -66,7 +66,7 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
 
 
 def wait_for_place(lines: Lines, limit_s: float) -> Meeting:
-    """Returns the first group of a process that joins. Until then it reports the generations that members leave as its own."""
+    """Returns the first group of a process that joins. Until then this process also leaves each generation that a member leaves."""
     deadline, left = time.monotonic() + limit_s, -1
     with lines.changed:
         lines.say(joins=True)

@@ -17,7 +17,10 @@ from .ranks import Message, Ranks
 
 
 def post(ranks: Ranks, specs: Sequence[Spec], values: Values, to: int, tag: int, purpose: str, limits: bool) -> list[Message]:
-    """Begins to send the tensors of `specs` to rank `to`. Waits at most once for a device. Uses tags from `tag` to `tag + len(specs)`."""
+    """Begins to send the tensors of `specs` to rank `to`. Waits at most once for a device. Uses tags from `tag` to `tag + len(specs)`.
+
+    With `limits` the shapes of `specs` are the largest ones, so the shapes of the values are sent first.
+    """
     sent = []
     if limits:
         sizes = [extent for spec in specs for extent in values[spec.name].shape]

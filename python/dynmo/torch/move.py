@@ -98,7 +98,7 @@ class Mover:
     def carry(
         self, transfers: Sequence[Transfer], contents: dict[int, state.Content], plan: Plan, on_host: bool = False
     ) -> tuple[Optional[dict[int, state.Content]], dict[int, state.Head]]:
-        """Sends `contents` by layer, as `transfers` say, which has those of all ranks.
+        """Sends the layers `contents` as `transfers` say, a list that has the transfers of all ranks.
 
         Returns the layers that arrived here, or None if a digest differs; and the heads of all layers that moved. With `on_host` layers
         arrive in host memory, and a device holds at most one extra layer.

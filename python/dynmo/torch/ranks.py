@@ -92,7 +92,8 @@ def _close_all() -> None:
 
 
 class Ranks:
-    """Has a group of its own over all ranks, so that no message meets one of the user's. Used by one thread.
+    """The ranks of a pipeline and their messages. Has a group of its own over all ranks, so that no message meets one of the user's.
+    Used by one thread.
 
     Ranks are named by position in a replica in messages, and by number in torch.distributed, over all replicas, everywhere else.
     """
@@ -367,7 +368,10 @@ class Ranks:
         return result[0]
 
     def tell(self, error: Exception) -> None:
-        """Tells the others why this rank cannot go on in the middle of a step, unless all know it. Ends the connections."""
+        """Tells the other ranks why this rank cannot continue in the middle of a step. Ends the connections.
+
+        Does nothing for an error that all ranks have raised together.
+        """
         if self.world == 1 or error is self._agreed or self._group is None:
             return
         self._refused = f"rank {self.number}: {one_line(error)}"

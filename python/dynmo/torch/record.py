@@ -150,7 +150,7 @@ class Record:
         self._log.moved(step, layers, bytes, seconds, plan.document())
 
     def go_on(self, recovery: Recovery, why: dict[int, str], source: str, plan: Plan) -> None:
-        """Goes back to the step of a recovery. `why` has the reason for each lost rank. `source` tells where their layers come from."""
+        """Goes back to the step of a recovery. `why` has the reason for each lost rank. `source` says where the layers come from."""
         if not self._begun:
             self.open(recovery.step, plan)
         step, ranks = recovery.step, sorted(map(self._number_of, recovery.ranks))

@@ -43,7 +43,7 @@ class _Bucket:
 
 
 class Reduction:
-    """Runs once a step, on the ranks of all replicas together. Ranks of one position hold the same layers."""
+    """Sums gradients over the replicas, once a step, on all their ranks together. Ranks of one position hold the same layers."""
 
     def __init__(self, split: Split, ranks: Ranks) -> None:
         self._split, self._ranks = split, ranks

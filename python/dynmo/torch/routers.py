@@ -35,7 +35,7 @@ class _Router:
 
 
 class Routers:
-    """The routers of a decoder. Boundaries carry nothing while the flag is off, or if the loss does not depend on them."""
+    """The routers of a decoder. Boundaries carry no logits while output_router_logits is off, or if the loss does not read them."""
 
     def __init__(self, model: nn.Module, blocks: list[nn.Module], config: Any) -> None:
         self._model, self._blocks, self._config = model, blocks, config

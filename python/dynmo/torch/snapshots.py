@@ -53,7 +53,7 @@ class Slot:
 
 @dataclass
 class _Live:
-    """The layers as they were before a step, with the means to see whether they have changed since."""
+    """The layers as they were before a step, with the versions that show whether the layers have changed since."""
 
     step: int
     common: Common
@@ -96,14 +96,14 @@ class Snapshots:
         self._due, self._taken = 0, None
 
     def note(self, plan: Plan, step: int, changes: bool = False) -> None:
-        """Notes that the layers now are those before `step`. They serve as a snapshot with replicas, or while the ranks change without a
-        loss.
+        """Notes that the layers now are those before `step`. If there are replicas, or the ranks change without a loss, they serve
+        as a snapshot.
         """
         if self._ranks.replicas > 1 or changes:
             self._live = _Live(step, self._common(plan), self._updates(), self._versions())
 
     def take(self, generation: int, plan: Plan, step: int) -> None:
-        """Takes a snapshot. The next one is due `every` steps later. Unless that is fixed, it makes snapshots take 1 % of the time."""
+        """Takes a snapshot. The next one is due `every` steps later. Unless `every` is fixed, chooses it for 1 % of the time."""
         begin = perf_counter()
         step_s = (begin - self._taken[1]) / max(1, step - self._taken[0]) if self._taken is not None else 0.0
         layers: Optional[dict[int, state.Content]] = {}

@@ -208,7 +208,7 @@ class Survivor:
 
     def _try(self, store_s: float) -> str:
         """Forms the next group and brings it back to a snapshot. Returns why that is impossible, or "". `store_s` limits the wait for
-        its store.
+        the group's store.
         """
         pipe, lines = self._pipe, self._lines
         assert lines is not None

@@ -31,8 +31,8 @@ Shape with_width(Shape tokens, std::int64_t width) {
   return tokens;
 }
 
-// Returns the rows that the head scores; undefined: all. Similarity is known before the head runs,
-// so if rows that stay have no loss, these are the rows that leave.
+// Returns the rows that the head scores, or an undefined tensor for all rows. Similarity is known
+// before the head runs, so if rows that stay have no loss, these are the rows that leave.
 Tensor rows_to_score(const ExitQuestion& question, const ExitOptions& options,
                      const Tensor& similarity_N) {
   if (question.teaches || options.confidence != ExitConfidence::kSimilarity) return {};

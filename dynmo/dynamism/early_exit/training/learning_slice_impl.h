@@ -24,7 +24,7 @@ struct ExitNumbers {
   at::Tensor similarity_N = {};
 };
 
-// Returns the width of these numbers as one tensor.
+// Returns the number of fp32 numbers of a token in the result of pack().
 [[nodiscard]] std::int64_t width_of(std::int64_t hidden);
 // Packs and unpacks the numbers like model::pack and model::unpack. Each is an fp32 number, which
 // is two elements in a bf16 run.

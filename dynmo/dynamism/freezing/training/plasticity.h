@@ -39,7 +39,7 @@ struct ProbedLayers {
 };
 // Returns the plasticity by layer against the references in the layers' states, and 0 outside
 // `probed`. Layers before `first` are equal in both models, and those from `end` on do not run. All
-// ranks call it in before_step, and all get the same numbers.
+// ranks call it in before_step, and all get the same numbers. Fails with kPeerLost.
 [[nodiscard]] Expected<std::vector<double>> plasticity(const Boundary& boundary,
                                                        const ProbedLayers& probed);
 

@@ -67,7 +67,8 @@ class ByStep final : public FreezingSource {
   }
 };
 
-// The prefix is a function of what all steps so far have shown, which all ranks know alike.
+// Freezes by a ConvergenceRule. The prefix is a function of what all steps so far have shown, which
+// all ranks know alike.
 class ByRule : public FreezingSource {
  public:
   using FreezingSource::FreezingSource;

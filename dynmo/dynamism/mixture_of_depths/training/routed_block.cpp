@@ -270,7 +270,7 @@ class RoutedBlock final : public model::Layer {
     saved.input_done = true;
   }
 
-  // Returns the chosen rows, ascending.
+  // Returns the routed_tokens() rows with the highest scores of each sequence, ascending.
   [[nodiscard]] Tensor top_of(const Tensor& score_N, std::int64_t sequences,
                               std::int64_t tokens) const {
     const Tensor wide_N = score_N.to(at::kFloat);

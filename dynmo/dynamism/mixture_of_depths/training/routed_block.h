@@ -40,8 +40,8 @@ enum DepthsFigure {
 
 // Returns one layer that replaces the halves of a block, `hidden` wide. Its parameters are those of
 // attention, of the MLP, and of router and predictor, which are not pruned. The MLP may be a
-// mixture of experts, which gets the chosen rows. Its buffers are the layer's, and its figures come
-// before depths_figures(). Requires 0 < capacity <= 1.
+// mixture of experts, which gets the chosen rows. The layer has the MLP's buffers, and the MLP's
+// figures before depths_figures(). Requires 0 < capacity <= 1.
 [[nodiscard]] std::shared_ptr<const model::Layer> routed_block(
     std::string name, std::shared_ptr<const model::Layer> attention,
     std::shared_ptr<const model::Layer> mlp, std::int64_t hidden, double capacity);

@@ -42,8 +42,8 @@ class InitialStd {
  public:
   explicit InitialStd(Magnitude magnitude) : magnitude_(magnitude) {}
 
-  // Measures them if this is the first step of a run that began with given weights. All ranks call
-  // it.
+  // Measures the stds if this is the first step of a run that began with given weights. All ranks
+  // call it. Fails with kPeerLost.
   [[nodiscard]] Expected<void> measure_if_imported(const Boundary& boundary);
   // Returns the std of a matrix, or 1 for raw magnitudes.
   [[nodiscard]] Expected<float> of(std::size_t number, const model::ParameterSpec& spec) const;
@@ -85,7 +85,7 @@ class PruningEvents : public Source {
   std::string masks_;      // digest of all that train, if that step is an event
 };
 
-// Makes the source of each form.
+// Makes the source that prunes single weights. make_unit_pruning() makes that of whole units.
 [[nodiscard]] std::unique_ptr<Source> make_weight_pruning(const PruningOptions& options);
 [[nodiscard]] std::unique_ptr<Source> make_unit_pruning(const PruningOptions& options);
 
