@@ -63,7 +63,7 @@ Json case_of(std::uint64_t seed) {
   const cost::Cluster equal = cost::equal_ranks(ranks);
   const int micro_batches = ranks;
   const Plan plan = propose(Balancer::kTime, {model, equal, micro_batches, kind, 2}).value().plan;
-  const BalanceProblem problem{model, cluster, micro_batches, kind, 2};
+  const BalanceProblem problem{{model, cluster, micro_batches}, kind, 2};
   Plan placed;
   std::vector<double> seconds;
   for (int i = 0; i < kRepetitions; ++i) {

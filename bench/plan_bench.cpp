@@ -36,7 +36,7 @@ cost::ModelCost random_model(int layers) {
 void balance_chain(benchmark::State& state, Balancer balancer) {
   const cost::ModelCost model = random_model(static_cast<int>(state.range(0)));
   const cost::Cluster cluster = cost::equal_ranks(static_cast<int>(state.range(1)));
-  const BalanceProblem problem{model, cluster, kMicroBatches};
+  const BalanceProblem problem{{model, cluster, kMicroBatches}};
   std::vector<int> counts;
   for (auto _ : state) {
     counts = balance(balancer, problem).value();
@@ -131,7 +131,7 @@ void diffusion(benchmark::State& state) {
   std::vector<int> lopsided(static_cast<std::size_t>(ranks), 1);  // the farthest start there is
   lopsided.front() += model.size() - ranks;
   const Plan start = make_plan(lopsided, schedule::ScheduleKind::k1F1B);
-  BalanceProblem problem{model, cluster, kMicroBatches};
+  BalanceProblem problem{{model, cluster, kMicroBatches}};
   problem.current = &start;
   Diffusion result;
   for (auto _ : state) {
@@ -153,7 +153,7 @@ void v_placement(benchmark::State& state, Balancer balancer, Shape shape) {
   if (shape == Shape::kHeavyLayer) model.layers[model.layers.size() / 2].forward_s = 0.05;
   if (shape == Shape::kHead) model.layers.back().forward_s = 0.01;
   const cost::Cluster cluster = cost::equal_ranks(static_cast<int>(state.range(1)));
-  const BalanceProblem problem{model, cluster, kMicroBatches, schedule::ScheduleKind::kZbV};
+  const BalanceProblem problem{{model, cluster, kMicroBatches}, schedule::ScheduleKind::kZbV};
   std::vector<int> counts;
   for (auto _ : state) {
     counts = balance(balancer, problem).value();
@@ -193,7 +193,7 @@ void placing(benchmark::State& state) {
   cluster.between_nodes = {.latency_s = 1e-5, .bandwidth_bytes_per_s = 1e10};
   const Plan plan = make_plan(std::vector<int>(static_cast<std::size_t>(ranks), 2),
                               schedule::ScheduleKind::k1F1B);
-  const BalanceProblem problem{model, cluster, kMicroBatches};
+  const BalanceProblem problem{{model, cluster, kMicroBatches}};
   Plan placed;
   for (auto _ : state) placed = place(plan, problem).value();
   const auto messages = [&](const Plan& one) {

@@ -93,7 +93,7 @@ int ranks_used(const plan::Plan& plan) {
 }
 
 plan::BalanceProblem problem_of(const PolicyInput& input, const PolicyOptions& options) {
-  plan::BalanceProblem problem{input.model, input.cluster, input.micro_batches,
+  plan::BalanceProblem problem{{input.model, input.cluster, input.micro_batches},
                                input.current.schedule};
   problem.current = &input.current;
   problem.recompute = options.recompute;

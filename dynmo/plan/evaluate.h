@@ -21,6 +21,9 @@ struct Costs {
   const cost::ModelCost& model;
   const cost::Cluster& cluster;
   int micro_batches = 1;
+
+  // Returns the part of a problem that is its costs.
+  [[nodiscard]] const Costs& costs() const { return *this; }
 };
 
 struct Evaluation {

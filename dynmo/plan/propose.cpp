@@ -208,7 +208,7 @@ Expected<Proposal> by_search(const BalanceProblem& problem, const ProposeOptions
                        .accepts = options.accepts,
                        .replays_cuts = options.replays_cuts};
   if (options.schedules == ScheduleChoice::kAsGiven) effort.schedule = problem.schedule;
-  DYNMO_ASSIGN(SearchResult found, search({problem, problem.current}, effort));
+  DYNMO_ASSIGN(SearchResult found, search({problem.costs(), problem.current}, effort));
   Proposal proposal;
   proposal.plan = std::move(found.plan);
   proposal.evaluation = std::move(found.evaluation);

@@ -252,7 +252,7 @@ Expected<void> check_inputs(const SearchProblem& problem, const SearchOptions& o
 
 // Returns whether there is an even 1F1B plan, and it needs more memory than the ranks have.
 bool lacks_memory(const SearchProblem& problem) {
-  const auto counts = balance(Balancer::kUniform, {problem});
+  const auto counts = balance(Balancer::kUniform, {problem.costs()});
   if (!counts) return false;
   const auto even = evaluate(make_plan(*counts, ScheduleKind::k1F1B), problem);
   return even && !fits_memory(even->result, problem.cluster);
@@ -263,7 +263,7 @@ bool lacks_memory(const SearchProblem& problem) {
 void try_ordered_cuts(const SearchProblem& problem, Candidates& candidates) {
   for (const Balancer balancer : balancers()) {
     if (balancer == Balancer::kBlocks || balancer == Balancer::kSearch) continue;
-    BalanceProblem asked{problem, ScheduleKind::kAdaptive};
+    BalanceProblem asked{problem.costs(), ScheduleKind::kAdaptive};
     asked.recompute = Recompute::kAuto;
     const auto ordered = propose(balancer, asked);
     if (!ordered) continue;

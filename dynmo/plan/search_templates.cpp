@@ -25,7 +25,7 @@ std::int64_t replays_of(const SearchOptions& options) {
 void append_replayed(Templates& templates, const SearchProblem& problem, ScheduleKind kind,
                      const std::string& schedule, const std::vector<Rank>& placement,
                      std::span<const std::vector<int>> starts, std::int64_t max_actions) {
-  const auto cut = replayed_cut({problem, kind, placement, max_actions}, starts);
+  const auto cut = replayed_cut({problem.costs(), kind, placement, max_actions}, starts);
   if (!cut || !*cut) return;  // the refusals of the starts say why
   templates.made.push_back(
       {schedule + "/replayed", make_plan(**cut, placement, problem.cluster.size(), kind), true});
@@ -40,7 +40,7 @@ void append_cuts(Templates& templates, const SearchProblem& problem, const Searc
                                    ? fmt::format("{}-{}", schedule::name(kind), stages_per_rank)
                                    : std::string(schedule::name(kind));
   const auto append = [&](Balancer balancer, const Plan* from, std::string_view remark) {
-    const BalanceProblem asked{problem, kind, stages_per_rank, from};
+    const BalanceProblem asked{problem.costs(), kind, stages_per_rank, from};
     for (const CutFor what : cuts_for(balancer, choice)) {
       auto cut = make_cut(what, balancer, asked);
       if (!cut) {

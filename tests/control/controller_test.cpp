@@ -151,7 +151,7 @@ TEST(Controller, MovesOnceForASlowRank) {
     EXPECT_TRUE(decision->why.ends_with("since step 50")) << decision->why;
     const cost::Cluster real = training.real_cluster();
     const auto best = propose(plan::Balancer::kOptimal,
-                              {training.costs, real, kMicroBatches, training.plan.schedule});
+                              {{training.costs, real, kMicroBatches}, training.plan.schedule});
     EXPECT_LE(training.step_s, 1.01 * best->evaluation.step_time_s);
     training.run(100);
     EXPECT_EQ(training.moves.size(), 1U);

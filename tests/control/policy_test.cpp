@@ -91,7 +91,7 @@ TEST(Policy, FollowsAFreezingRunToItsEnd) {
   }
   EXPECT_GE(moves, 3);
   const double reached = evaluate(plan, {model, cluster, 16})->step_time_s;
-  const auto best = balance(plan::Balancer::kOptimal, {model, cluster, 16});
+  const auto best = balance(plan::Balancer::kOptimal, {{model, cluster, 16}});
   const double least =
       evaluate(plan::make_plan(*best, ScheduleKind::k1F1B), {model, cluster, 16})->step_time_s;
   EXPECT_LT(reached, 1.05 * least);
@@ -128,7 +128,7 @@ TEST(Policy, NoiseThatTheLayersOfARankShareMovesAtMostOnce) {
         seed % 2 == 0 ? plan::equal_model(18, 1e-3) : plan::random_model(rng, 18);
     const cost::Cluster cluster = cost::equal_ranks(3);
     const auto moves = [&](double rank_noise) {
-      plan::Plan plan = plan::make_plan(*balance(plan::Balancer::kOptimal, {model, cluster, 8}),
+      plan::Plan plan = plan::make_plan(*balance(plan::Balancer::kOptimal, {{model, cluster, 8}}),
                                         ScheduleKind::k1F1B);
       int count = 0;
       for (int step = 0; step < 1000; ++step) {

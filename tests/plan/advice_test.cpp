@@ -49,7 +49,7 @@ std::optional<double> optimal_step_s(const ModelCosts& models, const cost::Clust
   double sum = 0;
   for (const cost::ModelCost& model : models) {
     const auto proposal = propose_on(ranks_to_keep(cluster, ranks), Balancer::kOptimal,
-                                     {model, cluster, micro_batches});
+                                     {{model, cluster, micro_batches}});
     if (!proposal) return std::nullopt;
     sum += proposal->evaluation.step_time_s;
   }
@@ -152,7 +152,7 @@ TEST(Advice, WhatBoundsTheStepIsNamed) {
   EXPECT_EQ(filling.remedy->key, AdviceKey::kSchedule);
   const auto kind = schedule::parse_schedule_kind(filling.remedy->value);
   ASSERT_TRUE(kind);
-  const auto with = propose(Balancer::kOptimal, {even, four, 4, *kind});
+  const auto with = propose(Balancer::kOptimal, {{even, four, 4}, *kind});
   ASSERT_TRUE(with);
   EXPECT_DOUBLE_EQ(filling.remedy->step_s, with->evaluation.step_time_s);
 

@@ -94,7 +94,9 @@ struct RandomProblem {
   cost::Cluster cluster;
   int micro_batches = 1;
   ScheduleKind schedule = ScheduleKind::k1F1B;
-  [[nodiscard]] BalanceProblem problem() const { return {model, cluster, micro_batches, schedule}; }
+  [[nodiscard]] BalanceProblem problem() const {
+    return {{model, cluster, micro_batches}, schedule};
+  }
 };
 
 RandomProblem random_problem(std::uint64_t seed, bool exact) {
@@ -269,7 +271,7 @@ TEST(Balance, OptimalIsNeverAboveTheBaselinesOnEqualRanksWithoutLimit) {
     Rng rng(mix_key({0xBA5E, seed}));
     const cost::ModelCost model = random_model(rng, pick(rng, 8, 60));
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 1, 8));
-    const BalanceProblem problem{model, cluster, 8};
+    const BalanceProblem problem{{model, cluster, 8}};
     const double ours = score(problem, *balance(Balancer::kOptimal, problem)).bottleneck;
     for (const Balancer baseline : {Balancer::kTime, Balancer::kUniform, Balancer::kParameters}) {
       ASSERT_LE(ours, score(problem, *balance(baseline, problem)).bottleneck * (1 + 1e-7))
@@ -284,7 +286,7 @@ TEST(Balance, OptimalIsNeverAboveTheSearchesThatCameBefore) {
     Rng rng(mix_key({0xDEE9, seed}));
     const cost::ModelCost model = random_model(rng, pick(rng, 8, 48));
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 1, 8));
-    const BalanceProblem problem{model, cluster, 8};
+    const BalanceProblem problem{{model, cluster, 8}};
     const std::vector<double> work = cost::layer_work_s(model, 8);
     const double ours = baseline::bottleneck(work, *balance(Balancer::kOptimal, problem));
     const double deepspeed = baseline::bottleneck(work, baseline::deepspeed(work, cluster.size()));
@@ -319,14 +321,14 @@ TEST(Balance, ParametersIsTheLeastLargestShareOfParameters) {
       return layer.parameter_bytes > Bytes{0};
     });
     if (any) {
-      ASSERT_EQ(largest(*balance(Balancer::kParameters, {model, cluster})), least)
+      ASSERT_EQ(largest(*balance(Balancer::kParameters, {{model, cluster}})), least)
           << "seed " << seed;
     }
   }
 }
 
 TEST(Balance, UniformGivesTheFirstRanksOneMore) {
-  EXPECT_EQ(*balance(Balancer::kUniform, {equal_model(10, 1), cost::equal_ranks(4)}),
+  EXPECT_EQ(*balance(Balancer::kUniform, {{equal_model(10, 1), cost::equal_ranks(4)}}),
             (std::vector<int>{3, 3, 2, 2}));
 }
 
@@ -340,25 +342,25 @@ TEST(Balance, BlocksAreCutWholeAndEndsGoWithTheEnds) {
   const cost::ModelCost model = named_model(
       {"embedding", "blocks.0.attention", "blocks.0.mlp", "blocks.1.attention", "blocks.1.mlp",
        "blocks.10.attention", "blocks.10.mlp", "head.0 of 2", "head.1 of 2"});
-  EXPECT_EQ(*balance(Balancer::kBlocks, {model, cost::equal_ranks(1)}), (std::vector<int>{9}));
-  EXPECT_EQ(*balance(Balancer::kBlocks, {model, cost::equal_ranks(2)}), (std::vector<int>{5, 4}));
-  EXPECT_EQ(*balance(Balancer::kBlocks, {model, cost::equal_ranks(3)}),
+  EXPECT_EQ(*balance(Balancer::kBlocks, {{model, cost::equal_ranks(1)}}), (std::vector<int>{9}));
+  EXPECT_EQ(*balance(Balancer::kBlocks, {{model, cost::equal_ranks(2)}}), (std::vector<int>{5, 4}));
+  EXPECT_EQ(*balance(Balancer::kBlocks, {{model, cost::equal_ranks(3)}}),
             (std::vector<int>{3, 2, 4}));
-  const auto refused = balance(Balancer::kBlocks, {model, cost::equal_ranks(4)});
+  const auto refused = balance(Balancer::kBlocks, {{model, cost::equal_ranks(4)}});
   EXPECT_EQ(refused.error().message,
             "3 blocks for 4 stages, wanted at least one a stage: use fewer ranks, or the uniform "
             "balancer where no layer is named blocks.N");
-  EXPECT_FALSE(balance(Balancer::kBlocks, {equal_model(4, 1), cost::equal_ranks(2)}).has_value());
+  EXPECT_FALSE(balance(Balancer::kBlocks, {{equal_model(4, 1), cost::equal_ranks(2)}}).has_value());
 }
 
 TEST(Balance, TiesGoToTheMostEvenThenTheLeftmostCut) {
   // 10 equal layers, 4 ranks: the bottleneck is 3 whatever the rest is; 3|3|3|1 is less even.
-  EXPECT_EQ(*balance(Balancer::kOptimal, {equal_model(10, 0.1), cost::equal_ranks(4)}),
+  EXPECT_EQ(*balance(Balancer::kOptimal, {{equal_model(10, 0.1), cost::equal_ranks(4)}}),
             (std::vector<int>{2, 2, 3, 3}));
 }
 
 TEST(Balance, LayersWithoutCostsCountAlike) {
-  EXPECT_EQ(*balance(Balancer::kOptimal, {equal_model(8, 0), cost::equal_ranks(4)}),
+  EXPECT_EQ(*balance(Balancer::kOptimal, {{equal_model(8, 0), cost::equal_ranks(4)}}),
             (std::vector<int>{2, 2, 2, 2}));
 }
 
@@ -366,8 +368,8 @@ TEST(Balance, ASlowRankGetsLess) {
   cost::Cluster cluster = cost::equal_ranks(4);
   cluster.ranks[1].speed = 0.5;
   const cost::ModelCost model = equal_model(14, 1e-3);
-  EXPECT_EQ(*balance(Balancer::kOptimal, {model, cluster}), (std::vector<int>{4, 2, 4, 4}));
-  EXPECT_EQ(*balance(Balancer::kTime, {model, cluster}), (std::vector<int>{3, 3, 4, 4}));
+  EXPECT_EQ(*balance(Balancer::kOptimal, {{model, cluster}}), (std::vector<int>{4, 2, 4, 4}));
+  EXPECT_EQ(*balance(Balancer::kTime, {{model, cluster}}), (std::vector<int>{3, 3, 4, 4}));
 }
 
 // The greedy answer is wrong here: with as much as it can hold, rank 0 leaves rank 1 nothing it can
@@ -383,7 +385,7 @@ TEST(Balance, ARankThatCannotHoldTheNextLayerIsLeftALighterOne) {
   model.layers[2].parameter_bytes = Bytes{100};
   cost::Cluster cluster = cost::equal_ranks(3, Bytes{1000});
   cluster.ranks[1].memory = Bytes{10};
-  EXPECT_EQ(*balance(Balancer::kOptimal, {model, cluster}), (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(*balance(Balancer::kOptimal, {{model, cluster}}), (std::vector<int>{1, 1, 1}));
 }
 
 struct NeededMemory {
@@ -431,7 +433,7 @@ TEST(Balance, TheMemoryAdviceIsEnoughAndNotAByteTooMuch) {
 TEST(Balance, BadInputIsNamed) {
   const auto message = [](const cost::ModelCost& model, const cost::Cluster& cluster,
                           int micro_batches = 1) {
-    const auto result = balance(Balancer::kOptimal, {model, cluster, micro_batches});
+    const auto result = balance(Balancer::kOptimal, {{model, cluster, micro_batches}});
     EXPECT_FALSE(result);
     EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
     return result.error().message;
@@ -480,7 +482,7 @@ TEST(Balance, PlansLargeProblems) {
   for (const cost::ModelCost& model : {measured, lopsided}) {
     for (const double slow : {1.0, 0.7}) {
       cluster.ranks[9].speed = slow;
-      ASSERT_TRUE(balance(Balancer::kOptimal, {model, cluster, 256}));
+      ASSERT_TRUE(balance(Balancer::kOptimal, {{model, cluster, 256}}));
     }
   }
 }

@@ -72,7 +72,7 @@ TEST(Diffusion, StartsFromThePlanInForce) {
   const cost::ModelCost model = equal_model(12, 1e-3);
   const cost::Cluster cluster = cost::equal_ranks(3);
   const Plan current = make_plan({5, 4, 3}, schedule::ScheduleKind::k1F1B);
-  BalanceProblem problem{model, cluster, 4};
+  BalanceProblem problem{{model, cluster, 4}};
   EXPECT_EQ(diffuse(Balancer::kDiffusionTime, problem)->rounds, 1);  // uniform is even
   problem.current = &current;
   // 5|4|3 is one layer short of even, and no pair sees more than a difference of one layer.
@@ -90,8 +90,8 @@ TEST(Diffusion, TimeAndParametersLevelWhatTheyAreNamedFor) {
   model.layers[0].parameter_bytes = Bytes{10000};
   model.layers[3].forward_s = 1;
   const cost::Cluster cluster = cost::equal_ranks(2);
-  EXPECT_EQ(*balance(Balancer::kDiffusionParameters, {model, cluster}), (std::vector<int>{1, 3}));
-  EXPECT_EQ(*balance(Balancer::kDiffusionTime, {model, cluster}), (std::vector<int>{3, 1}));
+  EXPECT_EQ(*balance(Balancer::kDiffusionParameters, {{model, cluster}}), (std::vector<int>{1, 3}));
+  EXPECT_EQ(*balance(Balancer::kDiffusionTime, {{model, cluster}}), (std::vector<int>{3, 1}));
 }
 
 TEST(Diffusion, TheBoundIsThePapersFormula) {

@@ -86,7 +86,7 @@ TEST(Evaluate, MemoryOfTheReplayIsWhatTheBalancerReckonsWith) {
     const cost::Cluster cluster = cost::equal_ranks(ranks);
     const int micro_batches = pick(rng, 1, 7);
     const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::k1F1B : ScheduleKind::kGpipe;
-    const auto counts = balance(Balancer::kOptimal, {model, cluster, micro_batches, kind});
+    const auto counts = balance(Balancer::kOptimal, {{model, cluster, micro_batches}, kind});
     const Plan plan = make_plan(*counts, kind);
     const auto evaluation = evaluate(plan, {model, cluster, micro_batches});
     ASSERT_TRUE(evaluation) << evaluation.error().message << ", seed " << seed;

@@ -112,7 +112,7 @@ TEST(Align, KeepsTheStepTimeOfEverySchedule) {
     cost::Cluster cluster = cost::equal_ranks(6);
     for (int r = 3; r < 6; ++r) cluster.ranks[static_cast<std::size_t>(r)].node = 1;
     cluster.between_nodes.latency_s = 1e-4;
-    const BalanceProblem problem{model, cluster, 12, kind};
+    const BalanceProblem problem{{model, cluster, 12}, kind};
     const Proposal plain = propose(Balancer::kTime, problem).value();
     // The same plan under other names of equal ranks is what is in force.
     Plan current = plain.plan;

@@ -23,7 +23,7 @@ std::optional<double> step_on(const BalanceProblem& problem, unsigned mask) {
     if ((mask >> r & 1U) != 0) part.ranks.push_back(problem.cluster.ranks[r]);
   }
   const auto proposal =
-      propose(Balancer::kOptimal, {problem.model, part, problem.micro_batches, problem.schedule});
+      propose(Balancer::kOptimal, {{problem.model, part, problem.micro_batches}, problem.schedule});
   if (!proposal) return std::nullopt;
   return proposal->evaluation.step_time_s;
 }
@@ -45,7 +45,7 @@ TEST(Pack, KeepsAsFewRanksAsTheBestOfAllChoices) {
       cluster.ranks[r].node = static_cast<int>(r) / 2;
     }
     cluster.between_nodes.latency_s = equal ? 0 : 1e-4;
-    const BalanceProblem problem{model, cluster, pick(rng, 1, 6)};
+    const BalanceProblem problem{{model, cluster, pick(rng, 1, 6)}};
     const double slack = pick(rng, 0, 2) * 0.1;
     const auto packing = pack(Balancer::kOptimal, problem, {.slack = slack});
     const auto all = step_on(problem, (1U << ranks) - 1);
@@ -97,13 +97,13 @@ TEST(Pack, OntoAGivenNumberWithEverySchedule) {
   for (const ScheduleKind kind :
        {ScheduleKind::kGpipe, ScheduleKind::k1F1B, ScheduleKind::kInterleaved, ScheduleKind::kZbH1,
         ScheduleKind::kZbV, ScheduleKind::kAdaptive}) {
-    const BalanceProblem problem{model, cluster, 12, kind};
+    const BalanceProblem problem{{model, cluster, 12}, kind};
     const auto packing = pack(Balancer::kTime, problem, {.ranks = 4});
     ASSERT_TRUE(packing) << packing.error().message;
     EXPECT_EQ(packing->released, (std::vector<Rank>{Rank{4}, Rank{5}})) << schedule::name(kind);
     const cost::Cluster four = cost::equal_ranks(4);
     EXPECT_EQ(packing->proposal.evaluation.step_time_s,
-              propose(Balancer::kTime, {model, four, 12, kind})->evaluation.step_time_s)
+              propose(Balancer::kTime, {{model, four, 12}, kind})->evaluation.step_time_s)
         << schedule::name(kind);
   }
 }
@@ -111,7 +111,7 @@ TEST(Pack, OntoAGivenNumberWithEverySchedule) {
 TEST(Pack, BadInputIsNamed) {
   const cost::ModelCost model = equal_model(8, 1e-3);
   const cost::Cluster cluster = cost::equal_ranks(4, Bytes{20000});
-  const BalanceProblem problem{model, cluster, 4};
+  const BalanceProblem problem{{model, cluster, 4}};
   const auto error = [&](const PackOptions& options) {
     const auto result = pack(Balancer::kOptimal, problem, options);
     return result ? Error{} : result.error();
@@ -141,13 +141,13 @@ TEST(ProposeOn, IsThePlanOfTheKeptRanksAlone) {
     cost::Cluster cluster = cost::equal_ranks(ranks);
     for (auto& rank : cluster.ranks) rank.speed = pick(rng, 1, 3) * 0.5;
     const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::k1F1B : ScheduleKind::kAdaptive;
-    const BalanceProblem problem{model, cluster, pick(rng, 1, 5), kind};
+    const BalanceProblem problem{{model, cluster, pick(rng, 1, 5)}, kind};
     const auto kept = ranks_of(static_cast<unsigned>(pick(rng, 1, (1 << ranks) - 1)));
     cost::Cluster part = cluster;
     part.ranks.clear();
     for (const Rank rank : kept) part.ranks.push_back(cluster.ranks[rank.index()]);
     const auto alone =
-        propose(Balancer::kOptimal, {model, part, problem.micro_batches, problem.schedule});
+        propose(Balancer::kOptimal, {{model, part, problem.micro_batches}, problem.schedule});
     const auto found = propose_on(kept, Balancer::kOptimal, problem);
     ASSERT_EQ(found.has_value(), alone.has_value());
     if (!found) continue;
@@ -167,7 +167,7 @@ TEST(ProposeOn, LeavesTheOthersIdleWhereTheyHoldWhatMoves) {
   cluster.between_nodes.latency_s = 1e-4;
   const Plan current = make_plan({5, 3, 0, 0}, ScheduleKind::k1F1B);
   for (const RankOrder order : {RankOrder::kPermuteEqual, RankOrder::kBest}) {
-    const BalanceProblem problem{model, cluster, 4, ScheduleKind::k1F1B, 2, &current};
+    const BalanceProblem problem{{model, cluster, 4}, ScheduleKind::k1F1B, 2, &current};
     for (unsigned mask = 1; mask < 16; ++mask) {
       const auto kept = ranks_of(mask);
       const auto found = propose_on(kept, Balancer::kOptimal, problem, {.rank_order = order});
@@ -184,7 +184,7 @@ TEST(ProposeOn, SucceedsTheCurrentPlan) {
   }();
   const cost::Cluster cluster = cost::equal_ranks(4);
   const Plan current = make_plan({2, 2, 2, 2}, ScheduleKind::k1F1B, /*generation=*/6);
-  BalanceProblem problem{model, cluster, 4};
+  BalanceProblem problem{{model, cluster, 4}};
   problem.current = &current;
   const auto fewer = propose_on(ranks_of(0b0011), Balancer::kOptimal, problem);
   ASSERT_TRUE(fewer) << fewer.error().message;
@@ -204,7 +204,7 @@ TEST(WithoutOthers, TakesIdleRanksAwayAndWithMoreRanksGivesThemBack) {
     const cost::ModelCost model = random_model(rng, pick(rng, ranks, 12));
     const cost::Cluster cluster = cost::equal_ranks(ranks);
     const auto kind = pick(rng, 0, 1) == 0 ? ScheduleKind::k1F1B : ScheduleKind::kAdaptive;
-    const BalanceProblem problem{model, cluster, 3, kind};
+    const BalanceProblem problem{{model, cluster, 3}, kind};
     const auto at_work = ranks_of(static_cast<unsigned>(pick(rng, 1, (1 << ranks) - 1)));
     auto proposal = propose_on(at_work, Balancer::kOptimal, problem);
     ASSERT_TRUE(proposal) << proposal.error().message;

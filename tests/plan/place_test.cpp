@@ -75,7 +75,7 @@ TEST(Place, IsTheBestOfAllOrders) {
     const ScheduleKind kind = kinds[pick(rng, 0, 3)];
     const int micro_batches = ranks > 6 ? ranks : ranks * pick(rng, 1, 2);
     const cost::Cluster roomy = cost::equal_ranks(ranks);
-    const auto cut = propose(Balancer::kTime, {model, roomy, micro_batches, kind});
+    const auto cut = propose(Balancer::kTime, {{model, roomy, micro_batches}, kind});
     if (!cut) continue;
     const Plan& plan = cut->plan;
     const Plan current = renamed(plan, [&] {
@@ -83,7 +83,7 @@ TEST(Place, IsTheBestOfAllOrders) {
       std::reverse(order.begin(), order.end());
       return order;
     }());
-    const BalanceProblem problem{model, cluster, micro_batches, kind, 2, &current};
+    const BalanceProblem problem{{model, cluster, micro_batches}, kind, 2, &current};
     std::optional<std::pair<Nanoseconds, Bytes>> best;
     std::vector<Rank> order = identity(ranks);
     do {
@@ -114,8 +114,8 @@ TEST(Place, ManyRanksAreNeverWorseThanInTheirGivenOrder) {
     if (cluster.between_switches || seed % 3 == 0) put_on_switches(rng, cluster);
     const ScheduleKind kind = seed % 2 == 0 ? ScheduleKind::k1F1B : ScheduleKind::kZbV;
     const cost::Cluster roomy = cost::equal_ranks(ranks);
-    const Plan plan = propose(Balancer::kTime, {model, roomy, ranks, kind}).value().plan;
-    const BalanceProblem problem{model, cluster, ranks, kind};
+    const Plan plan = propose(Balancer::kTime, {{model, roomy, ranks}, kind}).value().plan;
+    const BalanceProblem problem{{model, cluster, ranks}, kind};
     const Plan placed = place(plan, problem).value();
     const auto given = step_of(plan, problem);
     const auto step = step_of(placed, problem);
@@ -142,7 +142,7 @@ TEST(Place, AChainCrossesEveryNodeOnce) {
     cluster.between_nodes = {.latency_s = 1e-4, .bandwidth_bytes_per_s = 1e7};
     const Plan plan =
         make_plan(std::vector<int>(static_cast<std::size_t>(ranks), 1), ScheduleKind::k1F1B);
-    const Plan placed = place(plan, {model, cluster, 8, ScheduleKind::k1F1B}).value();
+    const Plan placed = place(plan, {{model, cluster, 8}, ScheduleKind::k1F1B}).value();
     // An activation and a gradient a micro-batch.
     EXPECT_EQ(between_nodes(traffic_of(placed, model, 8), cluster).messages, 16 * (nodes - 1));
     EXPECT_EQ(between_nodes(traffic_of(plan, model, 8), cluster).messages, 16 * (ranks - 1));
@@ -164,7 +164,7 @@ TEST(Place, AChainCrossesEverySwitchOnce) {
   cluster.between_switches = cost::Link{.latency_s = 1e-3, .bandwidth_bytes_per_s = 1e6};
   const Plan plan =
       make_plan(std::vector<int>(static_cast<std::size_t>(ranks), 1), ScheduleKind::k1F1B);
-  const Plan placed = place(plan, {model, cluster, 8}).value();
+  const Plan placed = place(plan, {{model, cluster, 8}}).value();
   int nodes = 0;
   int switches = 0;
   for (std::size_t s = 1; s < placed.stages.size(); ++s) {
@@ -187,7 +187,7 @@ TEST(Place, OfEquallyGoodOrdersThatInForceStays) {
     std::vector<Rank> order;  // the last node first, each from behind
     for (std::int32_t r = ranks; r-- > 0;) order.emplace_back(r);
     const Plan current = renamed(plan, order);
-    const BalanceProblem problem{model, cluster, 8, ScheduleKind::k1F1B, 2, &current};
+    const BalanceProblem problem{{model, cluster, 8}, ScheduleKind::k1F1B, 2, &current};
     EXPECT_EQ(place(plan, problem).value(), current);
     const Proposal again =
         propose(Balancer::kUniform, problem, {.rank_order = RankOrder::kBest}).value();
@@ -206,11 +206,11 @@ TEST(Place, ABalancerSeesTheRanksOfANodeTogether) {
     std::swap(mixed.ranks[1], mixed.ranks[2]);
     const ProposeOptions best{
         .schedules = ScheduleChoice::kBest, .rank_order = RankOrder::kBest, .evaluations = 200};
-    const Proposal ordered = propose(balancer, {model, together, 8}, best).value();
-    const Proposal placed = propose(balancer, {model, mixed, 8}, best).value();
+    const Proposal ordered = propose(balancer, {{model, together, 8}}, best).value();
+    const Proposal placed = propose(balancer, {{model, mixed, 8}}, best).value();
     EXPECT_EQ(placed.evaluation.result.step_time, ordered.evaluation.result.step_time)
         << name(balancer);
-    const Proposal given = propose(balancer, {model, mixed, 8},
+    const Proposal given = propose(balancer, {{model, mixed, 8}},
                                    {.schedules = ScheduleChoice::kBest, .evaluations = 200})
                                .value();
     EXPECT_LT(placed.evaluation.step_time_s, given.evaluation.step_time_s) << name(balancer);
@@ -235,7 +235,7 @@ TEST(Place, ARankDoesNotChangePlacesForLittle) {
   cluster.ranks[1].node = cluster.ranks[3].node = 1;
   cluster.between_nodes.latency_s = 1e-6;  // of steps of milliseconds
   const Plan current = make_plan({2, 2, 2, 2}, ScheduleKind::k1F1B);
-  const BalanceProblem problem{model, cluster, 8, ScheduleKind::k1F1B, 2, &current};
+  const BalanceProblem problem{{model, cluster, 8}, ScheduleKind::k1F1B, 2, &current};
   EXPECT_NE(place(current, problem).value(), current);
   EXPECT_EQ(propose(Balancer::kSearch, problem, {.rank_order = RankOrder::kBest, .evaluations = 20})
                 .value()

@@ -18,7 +18,7 @@ TEST(Propose, GivesTheBalancersCutWithItsReplay) {
     Rng rng(mix_key({0x9809, seed}));
     const cost::ModelCost model = random_model(rng, pick(rng, 6, 20));
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 1, 6));
-    const BalanceProblem problem{model, cluster, pick(rng, 1, 8)};
+    const BalanceProblem problem{{model, cluster, pick(rng, 1, 8)}};
     for (const Balancer balancer :
          {Balancer::kUniform, Balancer::kTime, Balancer::kDiffusionTime}) {
       const auto proposal = propose(balancer, problem);
@@ -38,7 +38,7 @@ TEST(Propose, OptimalIsNoSlowerThanTheCutWithTheLeastBottleneckOrThePlanInForce)
     Rng rng(mix_key({0x0971, seed}));
     const cost::ModelCost model = random_model(rng, pick(rng, 6, 20));
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 2, 6));
-    BalanceProblem problem{model, cluster, pick(rng, 1, 8)};
+    BalanceProblem problem{{model, cluster, pick(rng, 1, 8)}};
     const auto step_s = [&](const Plan& plan) {
       return evaluate(plan, {model, cluster, problem.micro_batches})->step_time_s;
     };
@@ -70,7 +70,7 @@ TEST(Propose, TheBestScheduleIsNoWorseThanAnyOfThem) {
     Rng rng(mix_key({0xBE57, seed}));
     const cost::ModelCost model = random_model(rng, pick(rng, 8, 20));
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 1, 4));
-    BalanceProblem problem{model, cluster, 8};
+    BalanceProblem problem{{model, cluster, 8}};
     const auto best = propose(Balancer::kTime, problem, {.schedules = ScheduleChoice::kBest});
     ASSERT_TRUE(best) << best.error().message;
     for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::k1F1B}) {
@@ -99,7 +99,7 @@ TEST(Propose, EveryPlanReturnedFitsAndIsWrittenAndReadBack) {
     cluster.inside_node = {.latency_s = 0.1, .bandwidth_bytes_per_s = 10};
     for (cost::ClusterRank& rank : cluster.ranks) rank.speed = pick(rng, 1, 2);
     for (const ScheduleKind kind : kAllKinds) {
-      const BalanceProblem problem{model, cluster, 2 * ranks, kind};
+      const BalanceProblem problem{{model, cluster, 2 * ranks}, kind};
       for (const Balancer balancer : {Balancer::kUniform, Balancer::kParameters, Balancer::kTime,
                                       Balancer::kDiffusionParameters, Balancer::kDiffusionTime,
                                       Balancer::kOptimal, Balancer::kVPair}) {
@@ -135,7 +135,7 @@ TEST(Propose, TheBalancersInFlightCountsAreTheSchedules) {
         if (kind == ScheduleKind::kAdaptive) continue;
         const cost::ModelCost model = equal_model(4 * ranks, 1e-3);
         const cost::Cluster cluster = cost::equal_ranks(ranks);
-        const BalanceProblem problem{model, cluster, micro_batches, kind};
+        const BalanceProblem problem{{model, cluster, micro_batches}, kind};
         const auto holds = placement(Balancer::kUniform, problem);
         const auto counts = in_flight(kind, holds, ranks, micro_batches);
         ASSERT_TRUE(counts) << counts.error().message;
@@ -170,7 +170,7 @@ TEST(Propose, SearchIsNoWorseThanAnyBalancerWithTheSameSchedule) {
   Rng rng(31);
   const cost::ModelCost model = random_model(rng, 20);
   const cost::Cluster cluster = cost::equal_ranks(4);
-  const BalanceProblem problem{model, cluster, 8};
+  const BalanceProblem problem{{model, cluster, 8}};
   for (const ScheduleChoice choice : {ScheduleChoice::kAsGiven, ScheduleChoice::kBest}) {
     const auto found =
         propose(Balancer::kSearch, problem, {.schedules = choice, .evaluations = 100});
@@ -190,7 +190,7 @@ TEST(Propose, SearchIsNoWorseThanAnyBalancerWithTheSameSchedule) {
 TEST(Propose, AnOrderThatDoesNotBelongIsNamed) {
   const cost::ModelCost model = equal_model(4, 1e-3);
   const cost::Cluster cluster = cost::equal_ranks(2);
-  const auto proposal = propose(Balancer::kTime, {model, cluster, 2, ScheduleKind::kAdaptive});
+  const auto proposal = propose(Balancer::kTime, {{model, cluster, 2}, ScheduleKind::kAdaptive});
   ASSERT_TRUE(proposal) << proposal.error().message;
   const Json good = plan_json(proposal->plan, proposal->evaluation, model, "time");
   const auto message = [&](auto change) {
@@ -216,20 +216,20 @@ TEST(Propose, APlanOverTheMemoryIsRefusedByNameAndBytes) {
   const cost::ModelCost model = equal_model(8, 1e-3);  // 4,000 bytes of state a layer
   cost::Cluster cluster = cost::equal_ranks(4, Bytes{9000});
   cluster.ranks[2].memory = Bytes{8100};
-  const auto refused = propose(Balancer::kUniform, {model, cluster, 8});
+  const auto refused = propose(Balancer::kUniform, {{model, cluster, 8}});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kInfeasible);
   EXPECT_NE(refused.error().message.find("8400 bytes (8.2 KiB) on rank 2, which has 8100 bytes"),
             std::string::npos)
       << refused.error().message;
   cluster.ranks[2].memory = Bytes{8400};
-  EXPECT_TRUE(propose(Balancer::kUniform, {model, cluster, 8}));
+  EXPECT_TRUE(propose(Balancer::kUniform, {{model, cluster, 8}}));
 }
 
 TEST(Propose, NumbersThePlanAfterTheCurrentOne) {
   const cost::ModelCost model = equal_model(8, 1e-3);
   const cost::Cluster cluster = cost::equal_ranks(4);
-  BalanceProblem problem{model, cluster, 8};
+  BalanceProblem problem{{model, cluster, 8}};
   EXPECT_EQ(propose(Balancer::kUniform, problem)->plan.generation, 0);
   const Plan same = make_plan({2, 2, 2, 2}, ScheduleKind::k1F1B, 7);
   problem.current = &same;

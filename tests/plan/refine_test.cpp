@@ -46,7 +46,7 @@ TEST(Refine, IsNeverSlowerThanAStartAndNearlyAsFastAsAllCuts) {
     const cost::Cluster cluster = cost::equal_ranks(ranks);
     const auto kind =
         std::array{ScheduleKind::k1F1B, ScheduleKind::kGpipe, ScheduleKind::kZbH1}[seed % 3];
-    const BalanceProblem problem{model, cluster, pick(rng, 1, 16), kind};
+    const BalanceProblem problem{{model, cluster, pick(rng, 1, 16)}, kind};
     const std::vector<std::vector<int>> starts = {*balance(Balancer::kOptimal, problem),
                                                   even(problem)};
     const auto refined = refine(starts, problem);
@@ -73,7 +73,7 @@ TEST(Refine, FindsACutThatLevellingWorkDoesNot) {
   const cost::ModelCost model = model_of({0.09, 1.2, 1.27, 1.22, 1.8, 0.93, 0.96, 0.91, 1.37, 0.94,
                                           1.05, 0.89, 1.52, 0.76, 0.92, 0.77, 0.92, 0.33});
   const cost::Cluster cluster = cost::equal_ranks(8);
-  const BalanceProblem problem{model, cluster, 16};
+  const BalanceProblem problem{{model, cluster, 16}};
   const std::vector<std::vector<int>> starts = {*balance(Balancer::kOptimal, problem)};
   const auto refined = refine(starts, problem);
   ASSERT_TRUE(refined) << refined.error().message;
@@ -89,7 +89,7 @@ TEST(Refine, KeepsTheMemoryOfEveryRank) {
     const int ranks = pick(rng, 2, 4);
     const cost::ModelCost model = whole_number_model(rng, pick(rng, 2 * ranks, 12));
     const cost::Cluster cluster = cost::equal_ranks(ranks, Bytes{pick(rng, 40, 300)});
-    const BalanceProblem problem{model, cluster, 2 * ranks};
+    const BalanceProblem problem{{model, cluster, 2 * ranks}};
     const auto cut = balance(Balancer::kOptimal, problem);
     std::vector<std::vector<int>> starts = {even(problem)};
     if (cut) starts.push_back(*cut);
@@ -113,7 +113,7 @@ TEST(Refine, StartsFromTheEvenCutToo) {
   const cost::ModelCost model = model_of(
       {0.02, 1.4, 0.6, 1.8, 0.6, 2.1, 0.6, 2.5, 0.5, 2.0, 0.5, 2.3, 0.6, 2.5, 0.5, 2.6, 0.6, 0.4});
   const cost::Cluster cluster = cost::equal_ranks(8);
-  const BalanceProblem problem{model, cluster, 16};
+  const BalanceProblem problem{{model, cluster, 16}};
   const std::vector<int> cut = *balance(Balancer::kOptimal, problem);
   const auto found = refined(cut, problem);
   ASSERT_TRUE(found) << found.error().message;
@@ -127,7 +127,7 @@ TEST(Refine, EndsEarlyOnLargeProblems) {
   Rng rng(5);
   const cost::ModelCost model = random_model(rng, 256);
   const cost::Cluster cluster = cost::equal_ranks(64);
-  const BalanceProblem problem{model, cluster, 256};
+  const BalanceProblem problem{{model, cluster, 256}};
   const std::vector<std::vector<int>> starts = {even(problem)};
   const auto refined = refine(starts, problem);
   ASSERT_TRUE(refined) << refined.error().message;

@@ -64,7 +64,8 @@ TEST(Search, IsNeverSlowerThanAnyTemplateNorThanTheCurrentPlanAndFitsMemory) {
       }
     }
     const Plan* current = plans.empty() ? nullptr : &plans[seed % plans.size()];
-    const auto result = search({input.model, input.cluster, input.micro_batches, current}, kQuick);
+    const auto result =
+        search({{input.model, input.cluster, input.micro_batches}, current}, kQuick);
     if (!result) {
       ASSERT_EQ(result.error().code, ErrorCode::kInfeasible) << "seed " << seed;
       ASSERT_TRUE(others.empty()) << "seed " << seed;
@@ -84,7 +85,7 @@ TEST(Search, IsNeverSlowerThanAnyTemplateNorThanTheCurrentPlanAndFitsMemory) {
 
 TEST(Search, SameSeedSamePlanOtherSeedOtherOrder) {
   const Input input = random_input(7);
-  const SearchProblem problem{input.model, input.cluster, input.micro_batches};
+  const SearchProblem problem{{input.model, input.cluster, input.micro_batches}};
   const auto first = search(problem, {.evaluations = 50, .seed = 1});
   const auto second = search(problem, {.evaluations = 50, .seed = 1});
   ASSERT_TRUE(first && second);
@@ -97,11 +98,11 @@ TEST(Search, KeepsTheCurrentPlanOnTies) {
   Rng rng(3);
   const cost::ModelCost model = whole_number_model(rng, 12);
   const cost::Cluster cluster = cost::equal_ranks(4);
-  const auto best = search({model, cluster, 8}, kQuick);
+  const auto best = search({{model, cluster, 8}}, kQuick);
   ASSERT_TRUE(best);
   Plan current = best->plan;
   current.generation = 5;
-  const auto again = search({model, cluster, 8, &current}, kQuick);
+  const auto again = search({{model, cluster, 8}, &current}, kQuick);
   ASSERT_TRUE(again);
   EXPECT_EQ(again->winner, "current");
   EXPECT_EQ(again->plan, current);
@@ -116,12 +117,12 @@ TEST(Search, AdaptiveWinsWhereLayersAreUnequalAndSaysSo) {
     layer.backward_input_s *= factor;
     layer.backward_weight_s *= factor;
   }
-  const auto result = search({model, cost::equal_ranks(4), 16}, {.evaluations = 100});
+  const auto result = search({{model, cost::equal_ranks(4), 16}}, {.evaluations = 100});
   ASSERT_TRUE(result);
   EXPECT_EQ(result->winner.substr(0, 9), "adaptive/") << result->winner;
   EXPECT_EQ(result->plan.schedule, ScheduleKind::kAdaptive);
   EXPECT_EQ(result->plan.order.size(), 4U);
-  const auto only = search({model, cost::equal_ranks(4), 16},
+  const auto only = search({{model, cost::equal_ranks(4), 16}},
                            {.evaluations = 100, .schedule = ScheduleKind::k1F1B});
   ASSERT_TRUE(only);
   EXPECT_EQ(only->plan.schedule, ScheduleKind::k1F1B);
@@ -132,7 +133,7 @@ TEST(Search, GivesTheFasterRankMoreWork) {
   const cost::ModelCost model = equal_model(24, 1e-3);
   cost::Cluster cluster = cost::equal_ranks(3);
   cluster.ranks[1].speed = 2;
-  const auto result = search({model, cluster, 24}, {.evaluations = 100});
+  const auto result = search({{model, cluster, 24}}, {.evaluations = 100});
   ASSERT_TRUE(result);
   const std::vector<double> times = rank_times_s(result->plan, {model, cluster, 24});
   std::vector<int> layers(3, 0);
@@ -171,7 +172,7 @@ TEST(Search, KeepsLongPipelinesBusy) {
   cluster.inside_node = {.latency_s = 5e-6, .bandwidth_bytes_per_s = 450e9};
   cluster.between_nodes = {.latency_s = 1e-5, .bandwidth_bytes_per_s = 50e9};
   for (const std::uint64_t seed : {0U, 1U}) {
-    const auto found = search({model, cluster, 32}, {.seed = seed});
+    const auto found = search({{model, cluster, 32}}, {.seed = seed});
     ASSERT_TRUE(found) << found.error().message;
     EXPECT_LT(found->evaluation.step_time_s, 1.22 * found->evaluation.ideal_step_time_s) << seed;
   }
@@ -179,18 +180,18 @@ TEST(Search, KeepsLongPipelinesBusy) {
 
 TEST(Search, UsesMoreRanksThanLayersAsFarAsTheyGo) {
   const cost::ModelCost model = equal_model(2, 1e-3);
-  const auto result = search({model, cost::equal_ranks(5), 8}, kQuick);
+  const auto result = search({{model, cost::equal_ranks(5), 8}}, kQuick);
   ASSERT_TRUE(result) << result.error().message;
   EXPECT_EQ(result->plan.ranks, 5);
   EXPECT_EQ(result->plan.stages.size(), 2U);
-  const auto alone = search({equal_model(1, 1e-3), cost::equal_ranks(1), 1}, kQuick);
+  const auto alone = search({{equal_model(1, 1e-3), cost::equal_ranks(1), 1}}, kQuick);
   ASSERT_TRUE(alone);
   EXPECT_NEAR(alone->evaluation.step_time_s, alone->evaluation.ideal_step_time_s, 1e-9);
 }
 
 TEST(Search, SaysHowMuchMemoryWouldDo) {
   const cost::ModelCost model = equal_model(8, 1e-3);
-  const auto result = search({model, cost::equal_ranks(2, Bytes{500}), 4}, kQuick);
+  const auto result = search({{model, cost::equal_ranks(2, Bytes{500}), 4}}, kQuick);
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kInfeasible);
   EXPECT_NE(result.error().message.find("no plan of 8 layers on 2 ranks fits memory"),
@@ -202,10 +203,10 @@ TEST(Search, SaysHowMuchMemoryWouldDo) {
 
 TEST(Search, RefusesBadInput) {
   const cost::ModelCost model = equal_model(4, 1e-3);
-  EXPECT_FALSE(search({model, cost::equal_ranks(2), 0}));
-  EXPECT_FALSE(search({model, cost::equal_ranks(2), 4}, {.evaluations = -1}));
+  EXPECT_FALSE(search({{model, cost::equal_ranks(2), 0}}));
+  EXPECT_FALSE(search({{model, cost::equal_ranks(2), 4}}, {.evaluations = -1}));
   const Plan other = make_plan({2, 2, 2}, ScheduleKind::k1F1B);
-  EXPECT_FALSE(search({model, cost::equal_ranks(3), 4, &other}, kQuick));
+  EXPECT_FALSE(search({{model, cost::equal_ranks(3), 4}, &other}, kQuick));
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ TEST(Traffic, IsWhatTheLoweredScheduleSends) {
     const int micro_batches = ranks * pick(rng, 1, 3);
     const cost::Cluster cluster = cost::equal_ranks(ranks);
     for (const schedule::KindTraits& kind : schedule::schedule_kinds()) {
-      const auto proposal = propose(Balancer::kTime, {model, cluster, micro_batches, kind.kind});
+      const auto proposal = propose(Balancer::kTime, {{model, cluster, micro_batches}, kind.kind});
       if (!proposal) continue;
       ++plans;
       ASSERT_EQ(traffic_of(proposal->plan, model, micro_batches),

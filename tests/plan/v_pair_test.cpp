@@ -60,7 +60,7 @@ TEST(VPair, EqualsBruteForceOverAllCuts) {
       if (!equal) rank.speed = pick(rng, 1, 4) * 0.5;
       if (limited) rank.memory = Bytes{pick(rng, room / 2, 2 * room)};
     }
-    const BalanceProblem problem{model, cluster, pick(rng, 1, 6), ScheduleKind::kZbV};
+    const BalanceProblem problem{{model, cluster, pick(rng, 1, 6)}, ScheduleKind::kZbV};
     std::optional<double> least;
     for_each_cut(layers, 2 * ranks, [&](const std::vector<int>& counts) {
       const PairScore score = pair_score(problem, counts);
@@ -89,8 +89,8 @@ TEST(VPair, TheUnitOfTimeChangesNoCut) {
     const cost::ModelCost model = random_model(rng, pick(rng, 8, 40));
     const cost::ModelCost micro = scaled(model, 1e-6);
     const cost::Cluster cluster = cost::equal_ranks(pick(rng, 1, 4));
-    ASSERT_EQ(*balance(Balancer::kVPair, {model, cluster, 8, ScheduleKind::kZbV}),
-              *balance(Balancer::kVPair, {micro, cluster, 8, ScheduleKind::kZbV}))
+    ASSERT_EQ(*balance(Balancer::kVPair, {{model, cluster, 8}, ScheduleKind::kZbV}),
+              *balance(Balancer::kVPair, {{micro, cluster, 8}, ScheduleKind::kZbV}))
         << "seed " << seed;
   }
 }
@@ -101,19 +101,19 @@ TEST(VPair, LevelsSumsWhereLevelStagesAreUneven) {
   model.layers[1].forward_s += 6;
   model.layers[2].forward_s += 12;
   model.layers[3].forward_s += 18;
-  EXPECT_EQ(*balance(Balancer::kVPair, {model, cost::equal_ranks(2), 4, ScheduleKind::kZbV}),
+  EXPECT_EQ(*balance(Balancer::kVPair, {{model, cost::equal_ranks(2), 4}, ScheduleKind::kZbV}),
             (std::vector<int>{1, 1, 1, 1}));
 }
 
 TEST(VPair, WithoutVPlacementItSaysSo) {
-  const auto result =
-      balance(Balancer::kVPair, {equal_model(8, 1), cost::equal_ranks(2), 4, ScheduleKind::k1F1B});
+  const auto result = balance(Balancer::kVPair,
+                              {{equal_model(8, 1), cost::equal_ranks(2), 4}, ScheduleKind::k1F1B});
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kBadInput);
   EXPECT_NE(result.error().message.find("use schedule zb-v"), std::string::npos)
       << result.error().message;
   const auto few =
-      balance(Balancer::kVPair, {equal_model(7, 1), cost::equal_ranks(4), 4, ScheduleKind::kZbV});
+      balance(Balancer::kVPair, {{equal_model(7, 1), cost::equal_ranks(4), 4}, ScheduleKind::kZbV});
   ASSERT_FALSE(few);
   EXPECT_NE(few.error().message.find("4 ranks with 2 stages each for 7 layers"), std::string::npos)
       << few.error().message;
@@ -127,7 +127,8 @@ TEST(VPair, PlansLargeProblems) {
   cost::ModelCost headed = measured;
   headed.layers.back().forward_s = 0.01;
   for (const cost::ModelCost& model : {measured, lopsided, headed}) {
-    ASSERT_TRUE(balance(Balancer::kVPair, {model, cost::equal_ranks(16), 64, ScheduleKind::kZbV}));
+    ASSERT_TRUE(
+        balance(Balancer::kVPair, {{model, cost::equal_ranks(16), 64}, ScheduleKind::kZbV}));
   }
 }
 
