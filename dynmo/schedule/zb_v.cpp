@@ -71,17 +71,17 @@ Expected<std::vector<Pair>> v_of(const PipelineShape& shape) {
 // serve a small M. A missing stage ignores all.
 class Way {
  public:
-  Way(Schedule& schedule, std::optional<int> stage) : micro_batches_(schedule.shape.micro_batches) {
-    if (stage) order_.emplace(schedule, *stage);
-  }
+  Way(Schedule& schedule, std::optional<int> stage)
+      : micro_batches_(stage ? schedule.shape.micro_batches : 0),
+        order_(schedule, stage.value_or(0)) {}
   void forward(int m) {
-    if (exists(m)) order_->forward(m);
+    if (exists(m)) order_.forward(m);
   }
   void input_gradient(int m) {
-    if (exists(m)) order_->input_gradient(m);
+    if (exists(m)) order_.input_gradient(m);
   }
   void weight_gradient(int m) {
-    if (exists(m)) order_->weight_gradient(m);
+    if (exists(m)) order_.weight_gradient(m);
   }
   void gradients(int m) {
     input_gradient(m);
@@ -89,9 +89,9 @@ class Way {
   }
 
  private:
-  [[nodiscard]] bool exists(int m) const { return m < micro_batches_ && order_; }
+  [[nodiscard]] bool exists(int m) const { return m < micro_batches_; }
   int micro_batches_;
-  std::optional<StageOrder> order_;
+  StageOrder order_;
 };
 
 // Appends the actions of rank r = `place` of the V. With stage a there and b back, P ranks, and
