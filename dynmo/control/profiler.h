@@ -78,7 +78,7 @@ class Profiler {
     return costs(known(frozen_layers));
   }
   // Returns the overhead of a step. Each field is the median over the newest steps that measured
-  // it, as many as the minimum window. If none did, it is the last known value.
+  // it, at most the minimum window. If none did, it is the last known value.
   [[nodiscard]] const cost::StepSample& overhead() const { return overhead_; }
   // Returns the relative standard deviation of a layer's own part of its cost in costs(), mean over
   // the layers. It is derived from the change of the layer's share of its rank's forward time

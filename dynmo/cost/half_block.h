@@ -34,7 +34,7 @@ struct HalfBlock {
   double scan_flops = 0;  // recurrences, in chunks: FLOPs of F
   double kept = 0;        // elements of the stash
   double kept_bytes = 0;  // the stash that does not depend on the size of an element
-  double moved = 0;       // elements read or written, beside the first norm and residual sum
+  double moved = 0;       // elements read or written, without the first norm and residual sum
   std::vector<AttentionCore> cores;
   friend bool operator==(const HalfBlock&, const HalfBlock&) = default;
 

@@ -16,7 +16,7 @@
 
 namespace dynmo::plan {
 
-// The input of a replay beside its plan.
+// The input of a replay, without its plan.
 struct Costs {
   const cost::ModelCost& model;
   const cost::Cluster& cluster;

@@ -75,7 +75,7 @@ void prefer_diagonal(Scores& scores) {
   }
 }
 
-// Gives each position one of as many ranks, so that most bytes stay.
+// Gives each position one of the ranks, whose number is equal, so that most bytes stay.
 void assign(Orders& order, const KeptBytes& kept, const std::vector<std::size_t>& positions,
             const std::vector<Rank>& ranks) {
   Scores scores(ranks.size(), std::vector<Score>(ranks.size(), 0));
@@ -237,8 +237,8 @@ class Orderer {
     return scores;
   }
 
-  // Gives the positions of ranks `from` to ranks `to`, which are as many of the same kind on one
-  // node.
+  // Gives the positions of ranks `from` to ranks `to`, which are of equal number and kind on
+  // one node.
   void give(Orders& result, const Orders& order, const std::vector<Rank>& from,
             const std::vector<Rank>& to) const {
     std::vector<std::size_t> positions;

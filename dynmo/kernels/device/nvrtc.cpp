@@ -136,7 +136,7 @@ Expected<std::string> kept_kernels(const std::vector<std::filesystem::path>& lib
 }
 
 std::vector<std::filesystem::path> nvrtc_libraries(const std::filesystem::path& torch_lib) {
-  // The wheels of NVIDIA are beside that of PyTorch.
+  // The wheels of NVIDIA are in the folder that has that of PyTorch.
   const std::filesystem::path wheels = (torch_lib / "../../nvidia").lexically_normal();
   return {wheels / "cu13/lib/libnvrtc.so.13", "libnvrtc.so.13",
           wheels / "cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.12"};

@@ -70,7 +70,7 @@ struct Option {
 [[nodiscard]] std::vector<Option> options_of(Asked& asked);
 [[nodiscard]] bool is_given(const Option& option);
 
-// How an error names an option: "--micro-batches" or "micro_batches".
+// The name of an option in an error: "--micro-batches" or "micro_batches".
 enum class Spelling { kFlag, kArgument };
 
 // Makes the question, without its `from`. Returns kBadInput for options that exclude or want one

@@ -240,7 +240,7 @@ void set_origin(Question& question, double tokens, const cost::Device& device,
   }
 }
 
-// Returns ranks of `tensor` devices each, as many on a node as the device's nodes hold.
+// Returns ranks of `tensor` devices each. A node has the ranks that fit its devices.
 cost::Cluster ranks_in_nodes(int ranks, std::int64_t tensor, Bytes memory,
                              const cost::Device& device) {
   cost::Cluster cluster = cost::equal_ranks(ranks, memory);
