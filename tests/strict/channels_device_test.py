@@ -18,11 +18,12 @@ def channels(how="1", **more):
 
 
 class ChannelsOnDevice(SurvivalCase):
-    STEPS = 60
+    STEPS = 200
+    ENDLESS = ("train.steps=100000", "freezing.start=0.0001", "freezing.end=0.0006")
     KILLS_BEFORE = 30  # a step takes 5 ms, and the run must not end before the kill
     # A rank that hangs ends after timeout_s, and with it the test.
     SETTINGS = ("run.device=strict", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=25", "checkpoint.keep=1000",
-                "pipeline.timeout_s=20", "freezing.enabled=true", "freezing.start=0.1", "freezing.end=0.6", "model.hidden=16",
+                "pipeline.timeout_s=20", "freezing.enabled=true", "freezing.start=0.03", "freezing.end=0.2", "model.hidden=16",
                 "model.blocks=2", "model.heads=2", "model.intermediate=24")
     BY_CHANNELS = "activations and gradients pass by NCCL: "
 
@@ -32,15 +33,15 @@ class ChannelsOnDevice(SurvivalCase):
 
     def test_each_generation_has_its_own(self):
         with channels():
-            process = self.start("sizes", 3)
+            process = self.start("sizes", 3, *self.ENDLESS)
             self.assertIn("drained", self.done("sizes", "drain", "1"))
             joiner = self.join("sizes")
             self.until(process, lambda: self.ranks("sizes") == [0, 2, 3])
-            output = self.ended(process)
-            self.assertIn("joined as rank 3", self.ended(joiner))
+            output = self.stopped("sizes", process)
+            self.assertIn("joined as rank 3", self.ended(joiner, code=130))
         self.assertIn(self.BY_CHANNELS + "NCCL, a device for each rank", output)
         self.assertEqual([len(event["ranks"]) for event in events(self.folder / "sizes", "size")], [2, 3])
-        self.assert_as_twin("sizes", "twin")
+        self.assert_as_endless_twin("sizes")
 
     def test_a_killed_rank_is_not_waited_for(self):
         for number in range(3):

@@ -12,10 +12,12 @@ from survival_case import SurvivalCase
 
 
 class ElasticOnDevice(SurvivalCase):
-    STEPS = 60
+    STEPS = 200
+    ENDLESS = ("train.steps=100000", "freezing.start=0.0001", "freezing.end=0.0006")
+    KILLS_BEFORE = 30  # a step takes 5 ms, and the run must not end before the kill
     WAY = "activations and gradients pass " + ("" if "DYNMO_DEVICE" in os.environ else "through host memory: the device has no channels")
     SETTINGS = (f"run.device={os.environ.get('DYNMO_DEVICE', 'strict')}", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=25", "checkpoint.keep=1000",
-                "freezing.enabled=true", "freezing.start=0.1", "freezing.end=0.6", "model.hidden=16", "model.blocks=2",
+                "freezing.enabled=true", "freezing.start=0.03", "freezing.end=0.2", "model.hidden=16", "model.blocks=2",
                 "model.heads=2", "model.intermediate=24")
 
     def setUp(self):
@@ -23,33 +25,32 @@ class ElasticOnDevice(SurvivalCase):
         self.twin("twin", 2)
 
     def test_a_size_that_changes_changes_no_bit(self):
-        process = self.start("sizes", 3)
+        process = self.start("sizes", 3, *self.ENDLESS)
         self.assertIn("drained", self.done("sizes", "drain", "1"))
         joiner = self.join("sizes")
         self.until(process, lambda: self.ranks("sizes") == [0, 2, 3])
-        self.ended(process)
-        self.assertIn("joined as rank 3", self.ended(joiner))
+        self.stopped("sizes", process)
+        self.assertIn("joined as rank 3", self.ended(joiner, code=130))
         self.assertEqual([len(event["ranks"]) for event in events(self.folder / "sizes", "size")], [2, 3])
-        self.assert_as_twin("sizes", "twin")
+        self.assert_as_endless_twin("sizes")
 
     def test_ranks_without_kernels_of_our_own_make_all_compute_without(self):
         """Bits depend on kernels. So neither some ranks nor a newcomer may compute with others."""
         with mock.patch.dict(os.environ, DYNMO_STRICT_NO_KERNELS="1"):
-            mixed = self.start("mixed", 2)
-            output = self.ended(mixed)
+            output = self.ended(self.spawn(self.command("-n", "2", run="mixed", extra=self.SETTINGS)))
         self.assertIn("kernels  PyTorch's, none of our own: rank 1: the strict device has none", output)
         self.assertIn("fused_kernels = false", (self.folder / "mixed/config.toml").read_text())
         self.twin("without", 2, "run.fused_kernels=false")
         self.assert_as_twin("mixed", "without")
 
     def test_a_newcomer_without_kernels_of_our_own_is_refused(self):
-        process = self.start("joined", 2)
+        process = self.start("joined", 2, *self.ENDLESS)
         with mock.patch.dict(os.environ, DYNMO_STRICT_NO_KERNELS="new"):
             refused = self.join("joined")
         output = self.ended(refused, 2)
         self.assertIn("this one cannot: the strict device has none: wanted", output)
-        self.ended(process)
-        self.assert_as_twin("joined", "twin")
+        self.stopped("joined", process)
+        self.assert_as_endless_twin("joined")
 
     def test_a_leader_that_is_killed_changes_no_bit(self):
         output = self.hunted("killed", 3, [0], first=5)

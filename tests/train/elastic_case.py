@@ -75,7 +75,7 @@ class ElasticCase(RunCase):
         return self.spawn([DYNMO, "train", "--join", str(self.folder / run), *words])
 
     def ranks(self, run):
-        return [rank["rank"] for rank in self.status(run)["ranks"]]
+        return [rank["rank"] for rank in self.status(run).get("ranks", ())]
 
     def ended(self, process, code=0):
         output, _ = process.communicate(timeout=LIMIT)

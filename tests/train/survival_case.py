@@ -17,6 +17,7 @@ SEED = 22
 class SurvivalCase(ElasticCase):
     """A subclass gives SETTINGS of a run of STEPS steps."""
 
+    ENDLESS = ("train.steps=100000",)
     KILLS_BEFORE = 60  # the first step at which no rank is killed any more, of each 60
 
     @classmethod
@@ -56,14 +57,18 @@ class SurvivalCase(ElasticCase):
         for name in ("job.json", "secret"):
             self.assertFalse((self.folder / run / name).exists(), name)
 
+    def stopped(self, run, process):
+        """The output of an endless run, which no slow newcomer or command is too late for."""
+        self.done(run, "stop")
+        return self.ended(process, code=130)
+
     def assert_as_endless_twin(self, run):
-        """Of a run of 100000 steps that was stopped."""
+        """Of a run with ENDLESS that was stopped."""
         twin = f"{run}-twin"
-        process = self.spawn(self.command("-n", "2", run=twin, extra=(*self.SETTINGS, "train.steps=100000")))
+        process = self.spawn(self.command("-n", "2", run=twin, extra=(*self.SETTINGS, *self.ENDLESS)))
         ours = self.losses_of(run)
         self.until(process, lambda: self.steps_done(twin) > len(ours))
-        self.done(twin, "stop")
-        self.ended(process, code=130)
+        self.stopped(twin, process)
         theirs = self.losses_of(twin)
         self.assertEqual(ours, {step: theirs[step] for step in ours})
         both = set(manifests(self.folder / run)) & set(manifests(self.folder / twin))

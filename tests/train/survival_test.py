@@ -142,7 +142,7 @@ class Survival(SurvivalCase):
 
     def test_a_rank_is_started_for_one_that_is_lost(self):
         """Twice, the leader first; the numbers are those of a run that nobody disturbs, as far as it goes."""
-        extra = ("train.steps=100000", "elastic.respawn=true")
+        extra = (*self.ENDLESS, "elastic.respawn=true")
         process = self.spawn(self.command("-n", "2", run="refilled", extra=(*self.SETTINGS, *extra)))
         ranks = [[1, 2], [2, 3]]
         for turn, number in enumerate((0, 1)):
@@ -153,8 +153,7 @@ class Survival(SurvivalCase):
             self.assertIn(f"lost      {turn + 1} rank", self.done("refilled", "status"))
             steps = self.status("refilled")["step"]
             self.until(process, lambda steps=steps: self.status("refilled").get("step", 0) > steps)
-        self.done("refilled", "stop")
-        self.ended(process, code=130)
+        self.stopped("refilled", process)
         summary = json.loads((self.folder / "refilled" / "summary.json").read_text())["runs"][0]
         self.assertEqual(summary["size"]["losses"], 2, "rank 2 leads, which came after the first loss")
         self.assertEqual(summary["steps"], len(self.losses_of("refilled")), "all that the run did, not what the last ranks saw")
@@ -232,7 +231,7 @@ class Survival(SurvivalCase):
 
     def test_a_rank_is_lost_while_the_size_changes(self):
         """At drawn times after ranks were asked to come or to leave: no step runs from a checkpoint, as there is none."""
-        extra = ("train.steps=100000", "checkpoint.every=0")
+        extra = (*self.ENDLESS, "checkpoint.every=0")
         process = self.spawn(self.command("-n", "4", run="changing", extra=(*self.SETTINGS, *extra)))
         self.until(process, lambda: self.steps_done("changing") > 3)
         for turn, words in enumerate((("grow", "1"), ("pack", "3"), ("grow", "1"))):
@@ -244,23 +243,20 @@ class Survival(SurvivalCase):
             asking.communicate(timeout=LIMIT)
         self.assertNotIn("checkpoint", self.recoveries("changing", "from"))
         self.assertNotIn("initial values", self.recoveries("changing", "from"))
-        self.done("changing", "stop")
-        self.ended(process, code=130)
+        self.stopped("changing", process)
         self.assert_as_endless_twin("changing")
 
     def test_ranks_join_after_the_leader_was_killed(self):
         """One by --join, and one that a scheduler starts again."""
-        endless = ("train.steps=100000",)
-        process = self.spawn(self.command("-n", "3", run="grown", extra=(*self.SETTINGS, *endless)))
+        process = self.spawn(self.command("-n", "3", run="grown", extra=(*self.SETTINGS, *self.ENDLESS)))
         self.kill("grown", process, 0, 5)
         joiner = self.join("grown")
         self.until(process, lambda: len(events(self.folder / "grown", "size")) == 1)
         rank = {**os.environ, "RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-        again = self.spawn(self.command("-n", "3", "--resume=auto", run="grown", extra=(*self.SETTINGS, *endless)), env=rank)
+        again = self.spawn(self.command("-n", "3", "--resume=auto", run="grown", extra=(*self.SETTINGS, *self.ENDLESS)), env=rank)
         self.until(process, lambda: len(events(self.folder / "grown", "size")) == 2)
         self.assertEqual([event["ranks"] for event in events(self.folder / "grown", "size")], [[1, 2, 3], [1, 2, 3, 4]])
-        self.done("grown", "stop")
-        self.ended(process, code=130)
+        self.stopped("grown", process)
         for number, each in ((3, joiner), (4, again)):
             self.assertIn(f"joined as rank {number}", self.ended(each, code=130))
         self.assert_as_endless_twin("grown")
