@@ -94,6 +94,34 @@ TEST(Search, SameSeedSamePlanOtherSeedOtherOrder) {
   EXPECT_EQ(first->evaluations, second->evaluations);
 }
 
+// A start of the annealing that scores its cuts wrongly breaks no other rule: plans only get worse.
+// So the step times are those of the day on which the test was written, in nanoseconds. Run
+// search_bench before another sum takes its place.
+TEST(Search, PlansAreNoWorseThanTheyWere) {
+  std::int64_t sum = 0;
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+    const bool large = seed % 8 == 0;  // for which the annealing has starts of its own
+    Rng rng(mix_key({0x5EB, seed}));
+    cost::Cluster cluster = cost::equal_ranks(large ? pick(rng, 9, 12) : pick(rng, 2, 6));
+    const cost::ModelCost model =
+        whole_number_model(rng, cluster.size() * pick(rng, 2, large ? 2 : 4));
+    Bytes whole;
+    for (const cost::LayerCost& layer : model.layers) {
+      whole += cost::state_bytes(layer) + layer.activation_bytes;
+    }
+    for (cost::ClusterRank& rank : cluster.ranks) {
+      rank.speed = 0.25 * pick(rng, 2, 6);
+      rank.memory = Bytes{whole.value * pick(rng, 4, 8) / (2 * cluster.size())};
+    }
+    cluster.inside_node.latency_s = 1e-4 * pick(rng, 0, 3);
+    const int micro_batches = large ? 30 : pick(rng, 2, 12);
+    const auto found =
+        search({{model, cluster, micro_batches}}, {.evaluations = large ? 6500 : 50});
+    if (found) sum += found->evaluation.result.step_time.count();
+  }
+  EXPECT_EQ(sum, 6766511566645);
+}
+
 TEST(Search, KeepsTheCurrentPlanOnTies) {
   Rng rng(3);
   const cost::ModelCost model = whole_number_model(rng, 12);

@@ -372,6 +372,14 @@ std::map<std::int64_t, std::vector<std::string>> checkpoints_of(const observe::R
 
 }  // namespace
 
+std::vector<double> losses_of(const std::filesystem::path& run, int rank) {
+  std::vector<double> losses;
+  for (const Row& row : rows_of(observe::RunFolder(run).records_of(WorldRank(rank)))) {
+    losses.push_back(row.loss);
+  }
+  return losses;
+}
+
 void expect_as_twin(const std::filesystem::path& run, const std::filesystem::path& twin, int first,
                     int changes) {
   const observe::RunFolder mine(run);

@@ -135,6 +135,9 @@ class ElasticRun {
 // The same training on ranks that never change.
 [[nodiscard]] Expected<void> train_twin(const TrainOptions& options, int ranks);
 
+// Returns the losses that a rank has recorded.
+[[nodiscard]] std::vector<double> losses_of(const std::filesystem::path& run, int rank);
+
 // The outputs of a run must be the twin's: every loss, once each by those who were members then;
 // every checkpoint. `first` are the ranks that it started with.
 void expect_as_twin(const std::filesystem::path& run, const std::filesystem::path& twin, int first,

@@ -7,6 +7,8 @@
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/rng.h"
 #include "dynmo/process/host_memory.h"
+#include "dynmo/runtime/pipeline.h"
+#include "dynmo/train/setup/pipeline_options.h"
 #include "tests/runtime/resources.h"
 #include "tests/support/samples.h"
 #include "tests/support/temp_folder.h"
@@ -159,6 +161,40 @@ TEST(ElasticThreads, EveryRankMayLead) {
                          .member = members.front()};
   };
   expect_the_twins({.options = options, .ranks = 3, .next = next}, folder.path(), 12);
+}
+
+// A twin would miss the same batches.
+TEST(Training, EachStepHasItsOwnBatches) {
+  constexpr int kFewSteps = 12;
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens", kVocabulary);
+  const TrainOptions options = elastic_options(folder.path(), kFewSteps);
+  const auto trained = train_twin(options, 2);
+  ASSERT_TRUE(trained) << trained.error().message;
+
+  const auto run = resolve(*validated(options));
+  ASSERT_TRUE(run) << run.error().message;
+  const model::Model& layers = run->model().layers;
+  const plan::Plan plan =
+      plan::make_plan({static_cast<int>(layers.size())}, schedule::ScheduleKind::k1F1B);
+  const auto alone = transport::run_ranks(1, [&](transport::Transport& group) -> Expected<void> {
+    runtime::Pipeline pipeline(
+        group, layers, pipeline_options(*run, 0, runtime::Balancing::kNever),
+        {plan, runtime::initial_states(layers, plan, Rank(0),
+                                       static_cast<std::uint64_t>(options.config.train.seed),
+                                       run->model().ties)});
+    const std::vector<double> losses = losses_of(folder.path() / "run", 0);
+    EXPECT_EQ(losses.size(), static_cast<std::size_t>(kFewSteps));
+    for (std::int64_t step = 0; step < std::ssize(losses); ++step) {
+      DYNMO_ASSIGN(const runtime::StepReport report,
+                   pipeline.step([&](std::int64_t, MicroBatchId id) {
+                     return run->batches().training(step, id);
+                   }));
+      EXPECT_EQ(report.loss, losses[static_cast<std::size_t>(step)]) << "step " << step;
+    }
+    return {};
+  });
+  EXPECT_TRUE(alone) << alone.error().message;
 }
 
 // The answer comes from the rank that was asked, though the disk is done only when the run is, or
