@@ -94,6 +94,16 @@ def checkpoints(folder):
     (folder / f"losses-{pipe.rank}.json").write_text(json.dumps(losses), encoding="utf-8")
 
 
+def numbers_behind(case, device, dropout):
+    """Those that the part behind the blocks draws in a step, where the part in front has this share of dropout."""
+    model, optimizer = torch_cases.make({**case, "config": {**case["config"], "embd_pdrop": dropout}})
+    pipe = dt.Pipeline(model, optimizer, micro_batches=4)
+    drawn = []
+    model.transformer.ln_f.register_forward_pre_hook(lambda *_: drawn.extend(torch.rand(2, device=one).tolist() for one in ("cpu", device)))
+    train_step(pipe, torch_cases.batch_of(LLAMA, 0))
+    return drawn
+
+
 def dropped_out(folder):
     """Random numbers of the device follow from layer, step and micro-batch, and leave its generator as it was."""
     device = strict_torch.open_device()
@@ -106,6 +116,8 @@ def dropped_out(folder):
     train_step(pipe, torch_cases.batch_of(LLAMA, 0))
     assert all(map(torch.equal, before, [torch.get_rng_state(), torch.strict.get_rng_state(device)]))
     assert not torch.are_deterministic_algorithms_enabled()
+    drawn = [numbers_behind(case, device, share) for share in (0.0, 0.1)]  # the part behind the blocks runs the part in front again
+    assert drawn[0] == drawn[1], drawn
     torch.rand(3, device=device)  # is drawn by the device's generator, which is not the host's
     assert torch.equal(before[0], torch.get_rng_state()) and not torch.equal(before[1], torch.strict.get_rng_state(device))
     (folder / f"dropout-{os.environ['WORLD_SIZE']}.json").write_text(json.dumps(result["losses"]), encoding="utf-8")

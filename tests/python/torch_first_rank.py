@@ -73,6 +73,9 @@ def as_the_loop(batch, family="llama", steps=2, **config):
         for loss in losses:
             loss.backward()
         assert torch.equal(pipe.step(**batch), sum(loss.detach() for loss in losses)), family
+        hooks = [hook for part in model.modules() for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())]
+        ours = [hook for hook in hooks if getattr(hook, "func", hook).__module__.startswith("dynmo.")]
+        assert not ours, ours  # also not those that look for routers
         torch_cases.update(other)
         torch_cases.update(optimizer)
 

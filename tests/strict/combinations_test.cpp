@@ -310,23 +310,29 @@ TEST(ExitsOnStrictDevice, GoOnWhenAllTokensLeaveAtTheFirst) {
   expect_same(one, run_pipeline(run), "two ranks");
 }
 
+// Where exits learn nothing, the head scores all rows only for the gap.
 TEST(FiguresOnStrictDevice, OfEarlyExitAreThoseOfTheCpu) {
-  RunOptions run = run_of({Technique::kExits, cost::Precision::kFp32, "plain"});
-  run.steps = 8;
-  run.staging.device = at::kCPU;
-  const std::vector<Json> expected = figures_of(run);
-  run.staging.device = strict::open(0);
-  const std::vector<Json> actual = figures_of(run);
-  ASSERT_EQ(expected.size(), 7U);
-  ASSERT_EQ(actual.size(), expected.size());
-  EXPECT_GT(actual.back().at("left").at(0).get<double>(), 0);
-  for (std::size_t step = 0; step < actual.size(); ++step) {
-    for (const char* exact : {"left", "tokens", "scored", "right", "thresholds"}) {
-      EXPECT_EQ(actual[step].at(exact), expected[step].at(exact)) << exact << ", step " << step;
-    }
-    for (std::size_t exit = 0; exit < 2; ++exit) {
-      const auto loss = expected[step].at("loss").at(exit).get<double>();
-      EXPECT_NEAR(actual[step].at("loss").at(exit).get<double>(), loss, 1e-5 * loss);
+  for (const double weight : {0.1, 0.0}) {
+    SCOPED_TRACE(weight);
+    RunOptions run = run_of({Technique::kExits, cost::Precision::kFp32, "plain"});
+    run.make_sources = exits(dynamism::ExitConfidence::kGap, weight);
+    run.layers = shaped(model::make_llama(small_model()), run.make_sources);
+    run.steps = 8;
+    run.staging.device = at::kCPU;
+    const std::vector<Json> expected = figures_of(run);
+    run.staging.device = strict::open(0);
+    const std::vector<Json> actual = figures_of(run);
+    ASSERT_EQ(expected.size(), 7U);
+    ASSERT_EQ(actual.size(), expected.size());
+    EXPECT_GT(actual.back().at("left").at(0).get<double>(), 0);
+    for (std::size_t step = 0; step < actual.size(); ++step) {
+      for (const char* exact : {"left", "tokens", "scored", "right", "thresholds"}) {
+        EXPECT_EQ(actual[step].at(exact), expected[step].at(exact)) << exact << ", step " << step;
+      }
+      for (std::size_t exit = 0; exit < 2; ++exit) {
+        const auto loss = expected[step].at("loss").at(exit).get<double>();
+        EXPECT_NEAR(actual[step].at("loss").at(exit).get<double>(), loss, 1e-5 * loss);
+      }
     }
   }
 }
