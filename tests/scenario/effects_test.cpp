@@ -17,6 +17,7 @@
 #include "dynmo/scenario/run.h"
 #include "dynmo/scenario/scenario.h"
 #include "tests/support/other_values.h"
+#include "tests/support/samples.h"
 
 namespace dynmo::scenario {
 namespace {
@@ -142,6 +143,7 @@ TEST(EffectsOfAScenario, EveryKeyAloneChangesTheAnswerOrIsRefusedByName) {
   std::map<std::string, std::string>
       silent;  // by key: the bases and values that it left as they were
   std::set<std::string> speaks;
+  const bool few = drawn_by("a third of the keys of a scenario").has_value();
   for (const Base& base : bases()) {
     const auto scenario = parse_scenario(base.text, base.name);
     ASSERT_TRUE(scenario.has_value()) << scenario.error().message;
@@ -157,7 +159,7 @@ TEST(EffectsOfAScenario, EveryKeyAloneChangesTheAnswerOrIsRefusedByName) {
       const bool looked_at = std::ranges::count(base.tables, table) > 0 && key.refused.empty();
       const bool at_default = toml_value(key.field) == toml_value(standard_keys[i].field);
       const bool chooses = is_choice(key) && at_default;
-      if (!looked_at || (speaks.contains(key.name) && !chooses)) continue;
+      if (!looked_at || !draws(i, 3) || (speaks.contains(key.name) && !chooses)) continue;
       for (const std::string& value : other_values(key, 64)) {
         Scenario changed = *scenario;
         ASSERT_TRUE(
@@ -180,7 +182,7 @@ TEST(EffectsOfAScenario, EveryKeyAloneChangesTheAnswerOrIsRefusedByName) {
   for (const auto& [key, where] : silent) {
     EXPECT_TRUE(speaks.contains(key)) << key << " changes nothing in" << where;
   }
-  EXPECT_GE(speaks.size(), 80U);
+  EXPECT_GE(speaks.size(), few ? 15U : 80U);
 }
 
 }  // namespace

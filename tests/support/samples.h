@@ -14,6 +14,8 @@
 #include <string>
 #include <string_view>
 
+#include "dynmo/core/rng.h"
+
 namespace dynmo {
 
 inline bool draws_all_samples() {
@@ -25,13 +27,24 @@ inline bool draws_all_samples() {
 #endif
 }
 
-// The seed that CI gives. Says so in a line, of which .ci/run shows those with `drawn by`.
-inline std::optional<std::uint64_t> drawn_by(const char* what) {
+// The seed that CI gives.
+inline std::optional<std::uint64_t> drawing_seed() {
   const char* commit = std::getenv("DYNMO_DRAW");
   if (commit == nullptr || *commit == '\0') return std::nullopt;
-  const std::string digits = std::string(commit).substr(0, 12);
-  std::printf("[          ] drawn by %s: %s\n", digits.c_str(), what);
-  return std::strtoull(digits.c_str(), nullptr, 16);
+  return std::strtoull(std::string(commit).substr(0, 12).c_str(), nullptr, 16);
+}
+
+// Also says so in a line, of which .ci/run shows those with `drawn by`.
+inline std::optional<std::uint64_t> drawn_by(const char* what) {
+  const auto seed = drawing_seed();
+  if (seed) std::printf("[          ] drawn by %.12s: %s\n", std::getenv("DYNMO_DRAW"), what);
+  return seed;
+}
+
+// Whether a case is drawn. CI draws one in `of`, others draw all.
+inline bool draws(std::uint64_t item, std::uint64_t of) {
+  const auto seed = drawing_seed();
+  return !seed || mix_key({*seed, item}) % of == 0;
 }
 
 // A number of cases, or how often a verdict is required among them.
