@@ -7,5 +7,5 @@
 #include <ATen/Parallel.h>
 
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_OPENMP)
-#error "one thread only: give this file -fopenmp in CMakeLists.txt"
+#error "one thread only: make this file one of dynmo_parallel in CMakeLists.txt"
 #endif

@@ -31,6 +31,12 @@ struct ProductShape {
 // with any BLAS. It has bf16 with MKL on a processor that multiplies bf16.
 template <typename Element>
 [[nodiscard]] bool has_products();
+template <>
+bool has_products<float>();
+template <>
+bool has_products<double>();
+template <>
+bool has_products<c10::BFloat16>();
 
 // Computes c_MN = factor * a_MK b_KN + kept * c_MN. Rows of c start `c_stride` apart. If `kept` is
 // 0, nothing of c is read. Sums of bf16 are fp32, in MKL's order. Requires has_products.
