@@ -215,8 +215,8 @@ DYNMO_INLINE void rotate_heads(E* x, const Wide<E>* __restrict cosine,
   }
 }
 
-// Sums whole rows, which is faster than parts: keys that a row does not see add less than a sum's
-// last bit.
+// Sums whole rows, which is faster than parts. The keys that a row does not see add less than the
+// last bit of the sum.
 template <typename E>
 DYNMO_INLINE void causal_softmax_rows(Wide<E>* scores, std::int64_t rows, const std::int64_t* seen,
                                       std::int64_t width, E* probabilities, Wide<E>* log_sum_exp) {

@@ -172,7 +172,7 @@ class Adviser {
     return Remedy{AdviceKey::kBalancer, std::string(name(Balancer::kOptimal)), *with_s};
   }
 
-  // Returns the change that shortens the step most. Larger micro-batches come before other
+  // Returns the change that shortens the step most. Larger micro-batches are preferred to other
   // machines.
   [[nodiscard]] std::optional<Remedy> by_change(StepLimit limit, double now_s) const {
     std::optional<Remedy> best;
