@@ -110,6 +110,7 @@ class Launch {
   bool read_output(Child& child);
   void show_output(Child& child);
   void wait_for_causes(const std::vector<int>& ranks);
+  std::vector<Child*> newly_ended();
   void note_ended();
   void note_end(Child& child);
   void handle_signals();
@@ -297,11 +298,13 @@ bool Launch::read_output(Child& child) {
 
 void Launch::show_output(Child& child) {
   read_output(child);
-  wait_for_causes(ranks_named(child.unshown));
+  const std::vector<int> causes = ranks_named(child.unshown);
+  wait_for_causes(causes);
+  if (!causes.empty()) note_ended();
   show(merger_.feed(child.rank, std::exchange(child.unshown, {})));
 }
 
-// Waits up to kCauseTime for the ends of these ranks, and notes them. A killed process closes its
+// Waits up to kCauseTime for the ends of these ranks. A killed process closes its
 // connections before its end is visible. A failing one tells the others before it ends. So others
 // may report the loss earlier, but the rank's own message and exit status take precedence.
 void Launch::wait_for_causes(const std::vector<int>& ranks) {
@@ -313,10 +316,10 @@ void Launch::wait_for_causes(const std::vector<int>& ranks) {
     if (found == children_.end() || !found->running || !found->process) continue;
     wait_for(found->process, POLLIN, deadline);
   }
-  if (!ranks.empty()) note_ended();
 }
 
-void Launch::note_ended() {
+// Returns the children that have ended since the last call, with their last output read.
+std::vector<Child*> Launch::newly_ended() {
   std::vector<Child*> ended;
   for (Child& child : children_) {
     if (!child.running) continue;
@@ -341,7 +344,16 @@ void Launch::note_ended() {
     for (int more = kLastOutput; more > 0 && read_output(*child); --more) {
     }
   }
-  for (const Child* child : ended) wait_for_causes(ranks_named(child->unshown));
+  return ended;
+}
+
+void Launch::note_ended() {
+  std::vector<Child*> ended;
+  // Those that end while it waits count as ended at the same time.
+  for (auto newer = newly_ended(); !newer.empty(); newer = newly_ended()) {
+    ended.insert(ended.end(), newer.begin(), newer.end());
+    for (const Child* child : newer) wait_for_causes(ranks_named(child->unshown));
+  }
   // Among those that end at the same time, first come killed ranks, then those that name no other
   // rank.
   const auto speaks = [](const Child* child) { return !ranks_named(child->unshown).empty(); };

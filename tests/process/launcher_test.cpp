@@ -217,6 +217,19 @@ TEST(Launcher, PutsTheCauseBeforeThoseWhoFoundItFirst) {
   EXPECT_EQ(failed.wait(), 3);
 }
 
+// Ranks 1 and 2 are seen to end at once. Rank 0, which rank 2 names, ends later.
+TEST(Launcher, PutsTheCauseBeforeThoseWhoEndWhileItWaits) {
+  Shells run(3,
+             "enter; if [ $RANK = 0 ]; then kill -STOP $PPID; touch $DIR/stopped; await_end 1; "
+             "await_end 2; kill -CONT $PPID; sleep 0.2; echo 'dynmo: rank 1: it is full' >&2; "
+             "exit 4; fi; await stopped; "
+             "if [ $RANK = 1 ]; then echo 'dynmo: it is full' >&2; exit 4; fi; "
+             "echo 'dynmo: rank 0 was lost: its connection has ended' >&2; exit 5");
+  EXPECT_EQ(run.wait(), 4);
+  EXPECT_NE(run.output().find("[rank 1] dynmo: it is full\n"), std::string::npos) << run.output();
+  EXPECT_EQ(run.output().find("rank 1: "), std::string::npos) << run.output();
+}
+
 // It speaks of a loss and ends while the launcher waits for the lost one's end.
 TEST(Launcher, ReadsTheLastWordsOfARankBeforeItSaysHowItEnded) {
   Shells run(2,
