@@ -220,7 +220,8 @@ TEST(Launcher, PutsTheCauseBeforeThoseWhoFoundItFirst) {
 // Ranks 1 and 2 are seen to end at once. Rank 0, which rank 2 names, ends later.
 TEST(Launcher, PutsTheCauseBeforeThoseWhoEndWhileItWaits) {
   Shells run(3,
-             "enter; if [ $RANK = 0 ]; then kill -STOP $PPID; touch $DIR/stopped; await_end 1; "
+             "enter; if [ $RANK = 0 ]; then await rank1; await rank2; kill -STOP $PPID; touch "
+             "$DIR/stopped; await_end 1; "
              "await_end 2; kill -CONT $PPID; sleep 0.2; echo 'dynmo: rank 1: it is full' >&2; "
              "exit 4; fi; await stopped; "
              "if [ $RANK = 1 ]; then echo 'dynmo: it is full' >&2; exit 4; fi; "
