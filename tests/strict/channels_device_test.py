@@ -9,27 +9,18 @@ import os
 import unittest
 from unittest import mock
 
+from device_case import DeviceCase
 from elastic_case import events
-from survival_case import SurvivalCase
 
 
 def channels(how="1", **more):
     return mock.patch.dict(os.environ, {"DYNMO_STRICT_CHANNELS": how, **more})
 
 
-class ChannelsOnDevice(SurvivalCase):
-    STEPS = 200
-    ENDLESS = ("train.steps=100000", "freezing.start=0.0001", "freezing.end=0.0006")
-    KILLS_BEFORE = 30  # a step takes 5 ms, and the run must not end before the kill
+class ChannelsOnDevice(DeviceCase):
     # A rank that hangs ends after timeout_s, and with it the test.
-    SETTINGS = ("run.device=strict", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=25", "checkpoint.keep=1000",
-                "pipeline.timeout_s=20", "freezing.enabled=true", "freezing.start=0.03", "freezing.end=0.2", "model.hidden=16",
-                "model.blocks=2", "model.heads=2", "model.intermediate=24")
+    SETTINGS = (*DeviceCase.SETTINGS, "run.device=strict", "pipeline.timeout_s=20")
     BY_CHANNELS = "activations and gradients pass by NCCL: "
-
-    def setUp(self):
-        super().setUp()
-        self.twin("twin", 2)  # through host memory
 
     def test_each_generation_has_its_own(self):
         with channels():

@@ -7,22 +7,12 @@ import os
 import unittest
 from unittest import mock
 
+from device_case import DeviceCase
 from elastic_case import events
-from survival_case import SurvivalCase
 
 
-class ElasticOnDevice(SurvivalCase):
-    STEPS = 200
-    ENDLESS = ("train.steps=100000", "freezing.start=0.0001", "freezing.end=0.0006")
-    KILLS_BEFORE = 30  # a step takes 5 ms, and the run must not end before the kill
+class ElasticOnDevice(DeviceCase):
     WAY = "activations and gradients pass " + ("" if "DYNMO_DEVICE" in os.environ else "through host memory: the device has no channels")
-    SETTINGS = (f"run.device={os.environ.get('DYNMO_DEVICE', 'strict')}", f"train.steps={STEPS}", "elastic.enabled=true", "checkpoint.every=25", "checkpoint.keep=1000",
-                "freezing.enabled=true", "freezing.start=0.03", "freezing.end=0.2", "model.hidden=16", "model.blocks=2",
-                "model.heads=2", "model.intermediate=24")
-
-    def setUp(self):
-        super().setUp()
-        self.twin("twin", 2)
 
     def test_a_size_that_changes_changes_no_bit(self):
         process = self.start("sizes", 3, *self.ENDLESS)

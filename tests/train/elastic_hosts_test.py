@@ -89,8 +89,7 @@ class ElasticHosts(HostsCase):
         for command in (["ctl", str(self.folder / "closed"), "status"], ["train", "--join", str(self.folder / "closed")]):
             self.refused(self.run_command([DYNMO, *command]), "of host 'host-a' only", "elastic.listen")
         self.host = A
-        self.done("closed", "stop")
-        self.ended(process, code=130)
+        self.stopped("closed", process)
 
         process = self.start("open", 1, f"elastic.listen={ADDRESSES[A]}")
         self.assertEqual(self.job("open")["address"], ADDRESSES[A])
@@ -149,8 +148,7 @@ class ElasticHosts(HostsCase):
         self.ended(ranks[0])
         self.refused(self.ctl("quiet", "status"), "of host 'host-b' only, and this is 'host-a'")
         self.host = B
-        self.done("quiet", "stop")
-        self.ended(ranks[1], code=130)
+        self.stopped("quiet", ranks[1])
 
     def test_the_folder_of_the_run_is_wanted(self):
         process = self.start("here", 1, f"elastic.listen={ADDRESSES[A]}")

@@ -100,8 +100,7 @@ class ElasticProcesses(ElasticCase):
         finally:
             elsewhere.rename(self.data)
         self.assertIn("2 ranks -> 3 ranks", self.done("barren", "grow", "1"))
-        self.done("barren", "stop")
-        self.assertIn("dynmo: error: ", self.ended(process, code=130))
+        self.assertIn("dynmo: error: ", self.stopped("barren", process))
 
     def test_a_rank_that_comes_when_the_run_ends_says_nothing(self):
         process = self.start("over", 2)
@@ -124,8 +123,7 @@ class ElasticProcesses(ElasticCase):
             self.done("flat", "pack", "1")
         self.until(process, lambda: held() == before)
         self.assertEqual(len(events(self.folder / "flat", "size")), 2 * MANY)
-        self.done("flat", "stop")
-        self.ended(process, code=130)
+        self.stopped("flat", process)
 
     def test_a_stop_on_a_full_disk_says_so(self):
         def limit():

@@ -169,8 +169,7 @@ class ElasticScripts(ElasticCase):
             name = f"twin-{replicas}"
             twin = self.start(name, 1, f"pipeline.replicas={replicas}", "balance.enabled=false", "checkpoint.every=20")
             self.until(twin, lambda: self.status(name)["step"] > last)
-            self.done(name, "stop")
-            self.ended(twin, code=130)
+            self.stopped(name, twin)
             reference = Script(self, 0)
             reference.run = self.folder / name
             wanted, checkpoints = reference.losses(), manifests(reference.run)

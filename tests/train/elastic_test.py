@@ -41,8 +41,7 @@ class Elastic(ElasticCase):
         twin = self.start("twin", 2, "balance.enabled=false")
         steps = len(losses(run))
         self.until(twin, lambda: self.status("twin")["step"] >= steps)
-        self.done("twin", "stop")
-        self.ended(twin, code=130)
+        self.stopped("twin", twin)
         reference = losses(self.folder / "twin")
         found = losses(run)
         self.assertEqual(sorted(found), list(range(steps)))  # no step lost or repeated
@@ -79,8 +78,7 @@ class Elastic(ElasticCase):
         self.assertEqual(max(manifests(self.folder / "signals")), steps)
         resumed = self.spawn(self.command("-n", "2", "--resume", "--steps", "100000", run="signals", extra=self.SETTINGS))
         self.until(resumed, lambda: self.status("signals").get("step", 0) > steps + 2)
-        self.done("signals", "stop")
-        self.ended(resumed, code=130)
+        self.stopped("signals", resumed)
         self.assertEqual(sorted(losses(self.folder / "signals"))[:steps], list(range(steps)))
 
     def test_every_rank_may_lead(self):
@@ -162,8 +160,7 @@ class Elastic(ElasticCase):
             self.assertTrue(line, "the run has ended")
         away.rename(run)
         self.until(process, lambda: self.status("unwritable").get("ranks", [{}])[0].get("rank") == 2)
-        self.done("unwritable", "stop")
-        self.assertIn("stopped before step", self.ended(process, code=130))
+        self.assertIn("stopped before step", self.stopped("unwritable", process))
         self.assertEqual(sorted(losses(run)), list(range(len(losses(run)))))
         # What came while the folder was away is written once it is there.
         self.assertEqual([event["ranks"] for event in events(run, "size")], [[1, 2], [2]])
@@ -180,8 +177,7 @@ class Elastic(ElasticCase):
         pids = [rank["pid"] for rank in self.status("grown")["ranks"]]
         os.kill(pids[1], signal.SIGKILL)  # a loss like any other
         self.until(process, lambda: events(self.folder / "grown", "loss"))
-        self.done("grown", "stop")
-        self.assertIn("rank 4 was killed by signal 9", self.ended(process, code=130))
+        self.assertIn("rank 4 was killed by signal 9", self.stopped("grown", process))
         self.assertEqual(rank_processes(str(self.folder / "grown")), [])
 
     def test_commands(self):
@@ -259,8 +255,7 @@ class Elastic(ElasticCase):
         good = self.spawn([DYNMO, "train", "--join", address, "--secret", str(run / "secret")])
         self.until(process, lambda: self.ranks("strict") == [0, 1, 2])
         self.assertEqual(events(run, "size")[0]["ranks"], [0, 1, 2])
-        self.done("strict", "stop")
-        self.ended(process, code=130)
+        self.stopped("strict", process)
         self.ended(good, code=130)
 
     def test_a_joiner_that_goes_before_it_is_taken_disturbs_nothing(self):
@@ -309,8 +304,7 @@ class Elastic(ElasticCase):
         process = self.spawn([FAULT_PROGRAM, "elastic", "0", str(self.data), str(twin), "launch"])
         steps = len(losses(run))
         self.until(process, lambda: self.status("unshaken").get("step", 0) >= steps)
-        self.done("unshaken", "stop")
-        self.ended(process, code=130)
+        self.stopped("unshaken", process)
         found, reference = losses(run), losses(twin)
         self.assertEqual(sorted(found), list(range(steps)))
         self.assertEqual(found, {step: reference[step] for step in found})
@@ -325,8 +319,7 @@ class Elastic(ElasticCase):
             self.assertIn("joined as rank", self.ended(joiner))
             self.until(process, lambda: self.ranks("asked") == [0, 1, 2])
         self.assertEqual([event["ranks"] for event in events(run, "size")], [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 4], [0, 1, 2]])
-        self.done("asked", "stop")
-        self.ended(process, code=130)
+        self.stopped("asked", process)
 
     def test_a_joiner_that_is_killed_at_any_moment(self):
         """At drawn moments from its start on, most of them before it can have become a rank."""
@@ -343,8 +336,7 @@ class Elastic(ElasticCase):
                 self.assertIn("was lost", self.ended(process, code=5), f"turn {turn}, seed 11, rank {3 + turn}")
                 process = self.spawn(self.command("-n", "3", "--resume", "auto", run="moments", extra=self.SETTINGS))
                 self.until(process, lambda: self.status("moments").get("step", 0) > 0)
-        self.done("moments", "stop")
-        self.ended(process, code=130)
+        self.stopped("moments", process)
 
     def goes_on_without(self, process):
         """Whether three ranks do steps; else the run ends, as it had a fourth. A status may be of before it has."""
@@ -377,8 +369,7 @@ class Elastic(ElasticCase):
         self.assertEqual(self.done("hooks", "release"), "2 releases are tried again\n")
         self.until(process, lambda: len(events(run, "release")) == 5)
         self.assertEqual((run / "told").read_text().splitlines()[3:], ["2 2 2|0|", "3 2 1|0|"])
-        self.done("hooks", "stop")
-        self.assertIn("exit code 3", self.ended(process, code=130))
+        self.assertIn("exit code 3", self.stopped("hooks", process))
         steps = len(losses(run))
         process = self.spawn(self.command("-n", "2", "--resume", "auto", run="hooks", extra=(*self.SETTINGS, *extra)))
         self.until(process, lambda: self.status("hooks").get("step", 0) > steps)

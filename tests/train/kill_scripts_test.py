@@ -155,8 +155,7 @@ class KillScripts(ElasticCase):
         self.assertLessEqual(zombies, 1)  # the first child's number stays its group's
         if len(ledger) > 2 * SETTLED:
             self.assertLessEqual(ledger[-1]["launcher_kib"], 1.02 * ledger[SETTLED]["launcher_kib"])
-        self.done(name, "stop")
-        self.ended(process, code=130)
+        self.stopped(name, process)
         self.assertEqual(rank_processes(str(run)), [])
         self.assertEqual([name for name in ("job.json", "secret") if (run / name).exists()], [])
         ours = self.losses(name)
@@ -164,8 +163,7 @@ class KillScripts(ElasticCase):
         twin_name = f"{name}-twin"
         twin = self.spawn_logged(twin_name, 1, (*self.SETTINGS, "balance.enabled=false"))
         self.until(twin, lambda: self.status(twin_name).get("step", 0) > len(ours), LIMIT + len(ours) / STEPS_PER_S)
-        self.done(twin_name, "stop")
-        self.ended(twin, code=130)
+        self.stopped(twin_name, twin)
         theirs, there = self.losses(twin_name), manifests(self.folder / twin_name)
         self.assertEqual(ours, {step: theirs[step] for step in ours})
         self.assertTrue(set(manifests(run)) & set(there))

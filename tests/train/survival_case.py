@@ -57,11 +57,6 @@ class SurvivalCase(ElasticCase):
         for name in ("job.json", "secret"):
             self.assertFalse((self.folder / run / name).exists(), name)
 
-    def stopped(self, run, process):
-        """The output of an endless run, which no slow newcomer or command is too late for."""
-        self.done(run, "stop")
-        return self.ended(process, code=130)
-
     def assert_as_endless_twin(self, run):
         """Of a run with ENDLESS that was stopped."""
         twin = f"{run}-twin"
