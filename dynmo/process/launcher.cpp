@@ -349,7 +349,7 @@ std::vector<Child*> Launch::newly_ended() {
 
 void Launch::note_ended() {
   std::vector<Child*> ended;
-  // Those that end while it waits count as ended at the same time.
+  // Children that end during the wait count as ended at the same time.
   for (auto newer = newly_ended(); !newer.empty(); newer = newly_ended()) {
     ended.insert(ended.end(), newer.begin(), newer.end());
     for (const Child* child : newer) wait_for_causes(ranks_named(child->unshown));

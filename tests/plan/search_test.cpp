@@ -97,7 +97,7 @@ TEST(Search, SameSeedSamePlanOtherSeedOtherOrder) {
 // A start of the annealing that scores its cuts wrongly breaks no other rule: plans only get worse.
 // So the step times are those of the day on which the test was written, in nanoseconds. Run
 // search_bench before another sum takes its place.
-TEST(Search, PlansAreNoWorseThanTheyWere) {
+TEST(Search, PlansAreAsGoodAsTheyWere) {
   std::int64_t sum = 0;
   for (std::uint64_t seed = 0; seed < 24; ++seed) {
     const bool large = seed % 8 == 0;  // for which the annealing has starts of its own
