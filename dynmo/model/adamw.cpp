@@ -4,27 +4,18 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <span>
 
 #include "dynmo/core/check.h"
+#include "dynmo/kernels/adamw_loops.h"
 #include "dynmo/kernels/fused.h"
 #include "dynmo/kernels/generic.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define DYNMO_EACH_INSTRUCTION_SET __attribute__((target_clones("default", "fma", "avx512f")))
-#else
-#define DYNMO_EACH_INSTRUCTION_SET
-#endif
 
 namespace dynmo::model {
 namespace {
 
-constexpr std::int64_t kPart = 1 << 12;  // elements of a part, which stays in the cache
-
-using kernels::device::AdamWFactors;
+using kernels::AdamWFactors;
 
 // Returns the factors of one step's update. They are the same for all elements of a layer, except
 // for the decay.
@@ -38,35 +29,6 @@ AdamWFactors factors_of(std::int64_t step, const AdamWOptions& options, double s
           .deviation = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, count))),
           .epsilon = static_cast<float>(options.epsilon),
           .kept = 1};
-}
-
-struct Elements {
-  float* value;
-  float* gradient;
-  float* first;
-  float* second;
-};
-
-// Updates in one pass over memory. Gives the same bits as scaling, libtorch's fused AdamW (built
-// for AVX-512) and zeroing, which are three passes. This file is compiled without contraction
-// (CMakeLists.txt). So every instruction set fuses a product and a sum only where the code says so.
-DYNMO_EACH_INSTRUCTION_SET void update_elements(const Elements& at, std::int64_t begin,
-                                                std::int64_t end, const AdamWFactors& factors) {
-  float* __restrict value = at.value;
-  float* __restrict gradient = at.gradient;
-  float* __restrict first = at.first;
-  float* __restrict second = at.second;
-  const AdamWFactors f = factors;
-  for (std::int64_t i = begin; i < end; ++i) {
-    const float g = gradient[i] * f.gradient;
-    gradient[i] = 0;
-    const float mean = __builtin_fmaf(f.first, g - first[i], first[i]);
-    const float square = __builtin_fmaf(f.second * g, g, second[i] * f.second_kept);
-    first[i] = mean;
-    second[i] = square;
-    const float deviation = __builtin_sqrtf(square) / f.deviation + f.epsilon;
-    value[i] = value[i] * f.kept + f.rate * mean / deviation;
-  }
 }
 
 // Updates by libtorch, in three passes. Used for fp64 (tests of whole models) and for devices
@@ -86,40 +48,10 @@ void update_by_libtorch(Parameter& parameter, std::int64_t step, const AdamWOpti
   if (parameter.compute_copy.defined()) parameter.compute_copy.copy_(parameter.value);
 }
 
-// Rounds to the nearest bf16, ties to even, as libtorch does.
-DYNMO_EACH_INSTRUCTION_SET void round_elements(const float* __restrict value,
-                                               std::uint16_t* __restrict rounded,
-                                               std::int64_t begin, std::int64_t end) {
-  for (std::int64_t i = begin; i < end; ++i) {
-    const auto bits = __builtin_bit_cast(std::uint32_t, value[i]);
-    const std::uint32_t nearest = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
-    rounded[i] = static_cast<std::uint16_t>(value[i] == value[i] ? nearest : 0x7FC0U);
-  }
-}
-
-// Adds in eight running sums, so that vectors can be used and the order is fixed.
-template <typename Scalar>
-double sum_of_squares(std::span<const Scalar> values) {
-  std::array<double, 8> sums{};
-  std::size_t i = 0;
-  for (; i + sums.size() <= values.size(); i += sums.size()) {
-    for (std::size_t lane = 0; lane < sums.size(); ++lane) {
-      const auto x = static_cast<double>(values[i + lane]);
-      sums[lane] += x * x;
-    }
-  }
-  double total = 0;
-  for (; i < values.size(); ++i) {
-    total += static_cast<double>(values[i]) * static_cast<double>(values[i]);
-  }
-  for (const double sum : sums) total += sum;
-  return total;
-}
-
 template <typename Scalar>
 double sum_of_squares(const at::Tensor& tensor) {
-  return sum_of_squares(std::span<const Scalar>(tensor.const_data_ptr<Scalar>(),
-                                                static_cast<std::size_t>(tensor.numel())));
+  return kernels::sum_of_squares(std::span<const Scalar>(tensor.const_data_ptr<Scalar>(),
+                                                         static_cast<std::size_t>(tensor.numel())));
 }
 
 }  // namespace
@@ -148,21 +80,16 @@ void update(LayerState& state, const AdamWOptions& options, double scale) {
       update_by_libtorch(parameter, state.optimizer_steps, options, scale);
       continue;
     }
-    const Elements elements{parameter.value.mutable_data_ptr<float>(),
-                            parameter.gradient.mutable_data_ptr<float>(),
-                            parameter.first_moment.mutable_data_ptr<float>(),
-                            parameter.second_moment.mutable_data_ptr<float>()};
-    std::uint16_t* rounded = nullptr;
+    kernels::AdamWElements elements{
+        .value = parameter.value.mutable_data_ptr<float>(),
+        .gradient = parameter.gradient.mutable_data_ptr<float>(),
+        .first_moment = parameter.first_moment.mutable_data_ptr<float>(),
+        .second_moment = parameter.second_moment.mutable_data_ptr<float>()};
     if (parameter.compute_copy.defined()) {
-      rounded =
+      elements.rounded =
           reinterpret_cast<std::uint16_t*>(parameter.compute_copy.mutable_data_ptr<at::BFloat16>());
     }
-    const std::int64_t count = parameter.value.numel();
-    for (std::int64_t begin = 0; begin < count; begin += kPart) {
-      const std::int64_t end = std::min(begin + kPart, count);
-      update_elements(elements, begin, end, factors);
-      if (rounded != nullptr) round_elements(elements.value, rounded, begin, end);
-    }
+    kernels::update(elements, parameter.value.numel(), factors);
   }
 }
 
