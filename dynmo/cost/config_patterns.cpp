@@ -10,7 +10,7 @@
 namespace dynmo::cost {
 namespace {
 
-// Reads numbers of blocks, from a list or from text with commas.
+// Reads numbers of blocks, from a list or from text with commas. Returns them in ascending order.
 std::vector<std::int64_t> numbers(ConfigKeys& keys, const std::string& key) {
   std::vector<std::int64_t> values;
   const Json* found = keys.find(key);
@@ -26,6 +26,7 @@ std::vector<std::int64_t> numbers(ConfigKeys& keys, const std::string& key) {
   } else {
     keys.fail(key, fmt::format("is {}, wanted numbers of blocks", found->dump()));
   }
+  std::sort(values.begin(), values.end());
   return values;
 }
 

@@ -250,5 +250,25 @@ TEST(Families, ResidualStreamsPassBetweenLayers) {
   EXPECT_EQ(refusal_of(config), "c: /compress_ratios has 7, which is not planned");
 }
 
+TEST(Families, ListsOfBlocksMayHaveAnyOrder) {
+  const Json mixture =
+      with(sizes_of("qwen2_moe", 4, 64, 4, 4, 128, 512), {{"num_experts", 4},
+                                                          {"num_experts_per_tok", 2},
+                                                          {"moe_intermediate_size", 32},
+                                                          {"shared_expert_intermediate_size", 32},
+                                                          {"decoder_sparse_step", 1}});
+  const auto parameters = [&](const Json& dense) {
+    double sum = 0;
+    for (const LayerWork& layer :
+         transformer_work(shape_of(with(mixture, {{"mlp_only_layers", dense}})), 2)) {
+      sum += layer.parameters;
+    }
+    return sum;
+  };
+  const double two_dense = parameters({0, 3});
+  EXPECT_NE(two_dense, parameters(Json::array()));
+  EXPECT_EQ(parameters({3, 0}), two_dense);
+}
+
 }  // namespace
 }  // namespace dynmo::cost
