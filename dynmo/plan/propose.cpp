@@ -262,7 +262,12 @@ Expected<std::optional<Judged>> fitting(const Plan& plan, const BalanceProblem& 
 // Gives every rank the position that makes the step shortest. If the step is hardly longer when
 // most layers stay, they stay.
 Expected<void> place_ranks(Proposal& proposal, const BalanceProblem& problem) {
-  DYNMO_ASSIGN(Plan placed, place(proposal.plan, problem));
+  const cost::ModelCost run = recomputed(problem.model, proposal.recomputed);
+  const BalanceProblem as_run{{run, problem.cluster, problem.micro_batches},
+                              problem.schedule,
+                              problem.stages_per_rank,
+                              problem.current};
+  DYNMO_ASSIGN(Plan placed, place(proposal.plan, as_run));
   DYNMO_ASSIGN(auto judged, fitting(placed, problem));
   if (!judged) return {};
   if (problem.current != nullptr) {

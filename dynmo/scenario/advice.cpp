@@ -8,6 +8,7 @@
 
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/job.h"
+#include "dynmo/scenario/planning_impl.h"
 
 namespace dynmo::scenario {
 namespace {
@@ -135,6 +136,7 @@ std::optional<plan::Advice> advise(const Job& job) {
                     .cluster = grid->planned,
                     .micro_batches = scenario.training.micro_batches,
                     .schedule = *kind,
+                    .recompute = recompute_of(scenario),
                     .head_slices = scenario.model.shape.head_slices,
                     .sliced = [&](std::int64_t slices) { return sliced_costs(job, costs, slices); },
                     .changes =

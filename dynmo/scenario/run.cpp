@@ -211,6 +211,12 @@ class Run {
     std::vector<int> next = kept;
     for (const std::int64_t rank : event.join) next.push_back(static_cast<int>(rank));
     std::sort(next.begin(), next.end());
+    if (next.empty() || (kept.empty() && decides())) {
+      return make_error(ErrorCode::kInfeasible,
+                        "event.leave at step {} takes all ranks that the policy kept: wanted one "
+                        "that stays, with a larger policy.ranks_min or a policy without +pack",
+                        event.step);
+    }
     ranks_.offered = ranks_.offered + event.join.size() - event.leave.size();
     if (event.replicas > 0 && event.replicas != replicas()) {
       DYNMO_TRY(set_replicas(static_cast<int>(event.replicas)));

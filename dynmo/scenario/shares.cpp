@@ -14,19 +14,35 @@ OtherPlans::OtherPlans(const Job& job, const Policy& policy, const Grid& grid, p
       kept_(grid, job.scenario.training.micro_batches),
       newest_(grid, job.scenario.training.micro_batches),
       past_(grid, job.scenario.training.micro_batches),
-      first_(std::move(first)) {}
+      first_{std::move(first)} {}
+
+Expected<void> OtherPlans::choose_recomputed(Choice& choice, const cost::ModelCost& model) const {
+  const plan::Recompute how = recompute_of(job_.scenario);
+  if (how == plan::Recompute::kNone) return {};
+  DYNMO_ASSIGN(plan::Judged judged,
+               plan::judge(how, choice.plan,
+                           {model, newest_.grid().planned, job_.scenario.training.micro_batches}));
+  choice.recomputed = std::move(judged.recomputed);
+  return {};
+}
 
 Expected<void> OtherPlans::add(const cost::ModelCost& model) {
-  const plan::Plan before = best_.value_or(first_);
+  const bool others_frozen = !best_ || model.frozen_layers() != model_.frozen_layers();
+  if (others_frozen) DYNMO_TRY(choose_recomputed(first_, model));
+  Choice before = best_.value_or(first_);
+  if (others_frozen) DYNMO_TRY(choose_recomputed(before, model));
   if (!best_ || !(model == model_)) {
     std::vector<int> all(static_cast<std::size_t>(job_.scenario.cluster.pipeline_ranks));
     std::iota(all.begin(), all.end(), 0);
-    DYNMO_ASSIGN(best_, propose(job_.scenario, policy_, model, newest_.grid().planned, all, 0));
+    Choice best;
+    DYNMO_ASSIGN(best.plan, propose(job_.scenario, policy_, model, newest_.grid().planned, all, 0));
+    DYNMO_TRY(choose_recomputed(best, model));
+    best_ = std::move(best);
     model_ = model;
   }
-  DYNMO_ASSIGN(const StepMeasure* kept, kept_.step(first_, model));
-  DYNMO_ASSIGN(const StepMeasure* newest, newest_.step(*best_, model));
-  DYNMO_ASSIGN(const StepMeasure* past, past_.step(before, model));
+  DYNMO_ASSIGN(const StepMeasure* kept, kept_.step(first_.plan, model, first_.recomputed));
+  DYNMO_ASSIGN(const StepMeasure* newest, newest_.step(best_->plan, model, best_->recomputed));
+  DYNMO_ASSIGN(const StepMeasure* past, past_.step(before.plan, model, before.recomputed));
   times_.kept_s += kept->step_s;
   times_.best_s += newest->step_s;
   times_.past_s += past->step_s;

@@ -9,6 +9,7 @@
 #include "dynmo/core/expected.h"
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/plan.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/scenario/job.h"
 #include "dynmo/scenario/policy_name.h"
 #include "dynmo/scenario/replay_impl.h"
@@ -25,14 +26,23 @@ class OtherPlans {
   [[nodiscard]] const OtherTimes& times() const { return times_; }
 
  private:
+  struct Choice {
+    plan::Plan plan;
+    plan::LayerSet recomputed = {};
+  };
+
+  // Sets the layers that the plan recomputes, as a run does.
+  [[nodiscard]] Expected<void> choose_recomputed(Choice& choice,
+                                                 const cost::ModelCost& model) const;
+
   const Job& job_;
   const Policy& policy_;
   StepReplayer kept_;
   StepReplayer newest_;
   StepReplayer past_;
-  plan::Plan first_;
-  std::optional<plan::Plan> best_ = {};  // of the newest step
-  cost::ModelCost model_ = {};           // costs of the newest step
+  Choice first_;
+  std::optional<Choice> best_ = {};  // of the newest step
+  cost::ModelCost model_ = {};       // costs of the newest step
   OtherTimes times_ = {};
 };
 

@@ -289,6 +289,57 @@ TEST(Advice, ABalancerWhoseCutIsWorseIsNamed) {
   EXPECT_NE(advice_of(question).limit, StepLimit::kBalancer);
 }
 
+// Slack makes the step longer because the user asks for it.
+TEST(Advice, OfAPackedPlanDoesNotBlameTheBalancer) {
+  Question question;
+  question.model = timed_model(std::vector<double>(16, 3));
+  set_ranks(question, 4, std::nullopt, std::nullopt, std::nullopt);
+  question.balancer = Balancer::kOptimal;
+  question.schedule = schedule::ScheduleKind::k1F1B;
+  question.pack = true;
+  question.slack = 10;
+  const auto given = answer(question);
+  ASSERT_TRUE(given) << given.error().message;
+  EXPECT_EQ(ranks_at_work(given->proposal.plan).size(), 1);
+  ASSERT_TRUE(given->advice);
+  EXPECT_NE(given->advice->limit, StepLimit::kBalancer);
+}
+
+TEST(Advice, DoesNotCutTheHeadOfCountedLayers) {
+  std::vector<cost::LayerWork> work(6);
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    work[i].name = i == 0 ? "embedding" : i == 5 ? "head" : "blocks." + std::to_string(i);
+    work[i].matrix_flops = i == 5 ? 4e12 : 1e12;
+    work[i].parameters = 1e6;
+  }
+  Question question;
+  const cost::Device device = cost::find_device("h100").value();
+  ASSERT_TRUE(set_work(question, work, 4096, device, {}));
+  set_ranks(question, 4, std::nullopt, device, std::nullopt);
+  question.balancer = Balancer::kOptimal;
+  question.schedule = schedule::ScheduleKind::k1F1B;
+  const auto given = answer(question);
+  ASSERT_TRUE(given) << given.error().message;
+  ASSERT_TRUE(given->advice);
+  EXPECT_EQ(given->advice->limit, StepLimit::kHead);
+  EXPECT_NE(given->advice->remedy ? given->advice->remedy->key : AdviceKey::kRanks,
+            AdviceKey::kHeadSlices);
+}
+
+// The second forward counts in the heaviest layer's work and in every replay.
+TEST(Advice, IsAboutPlansThatRecompute) {
+  const cost::ModelCost model = timed_model({3, 3, 3, 30, 3, 3});
+  const cost::Cluster cluster = cost::equal_ranks(3);
+  const Advice plain = advice_on({.models = {model}, .cluster = cluster, .micro_batches = 64});
+  const Advice again = advice_on(
+      {.models = {model}, .cluster = cluster, .micro_batches = 64, .recompute = Recompute::kWhole});
+  const cost::ModelCost run = recomputed(model, all_layers(model));
+  EXPECT_DOUBLE_EQ(again.all.step_s, *optimal_step_s({run}, cluster, 3, 64));
+  EXPECT_GT(again.all.step_s, 1.3 * plain.all.step_s);
+  EXPECT_EQ(again.limit, StepLimit::kLayer);
+  EXPECT_EQ(again.layer, "layer 3");
+}
+
 TEST(Advice, AChangeThatGainsNothingIsNotNamed) {
   const cost::ModelCost even = timed_model(std::vector<double>(16, 3));
   cost::Cluster far = cost::equal_ranks(4);

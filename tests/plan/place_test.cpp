@@ -229,6 +229,28 @@ TEST(Place, TheBestOfNodesIsTheGivenOrderOnOne) {
   EXPECT_EQ(rank_order_in(two, RankOrder::kBestOfNodes), RankOrder::kBest);
 }
 
+TEST(Place, TriesOrdersWithTheLayersThatThePlanRunsAgain) {
+  cost::ModelCost model = equal_model(5, 1e-3);
+  for (cost::LayerCost& layer : model.layers) {
+    layer.parameter_bytes = layer.gradient_bytes = layer.optimizer_bytes = Bytes{};
+    layer.boundary_bytes = Bytes{1};
+  }
+  cost::Cluster cluster = cost::equal_ranks(4, Bytes{350});
+  BalanceProblem problem{{model, cluster, 8}};
+  problem.recompute = Recompute::kAuto;
+  const Plan cut = propose(Balancer::kUniform, problem).value().plan;
+  const auto heaviest = std::ranges::max_element(
+      cut.stages, {}, [](const PlanStage& stage) { return stage.layers.count; });
+  cluster.ranks[heaviest->rank.index()].speed = 0.5;
+  BalanceProblem uneven{{model, cluster, 8}};
+  uneven.recompute = Recompute::kAuto;
+  const auto kept = propose(Balancer::kUniform, uneven, {.rank_order = RankOrder::kKeep}).value();
+  const auto placed = propose(Balancer::kUniform, uneven, {.rank_order = RankOrder::kBest}).value();
+  ASSERT_FALSE(placed.recomputed.empty());
+  EXPECT_TRUE(fits_memory(placed.evaluation.result, cluster));
+  EXPECT_LT(placed.evaluation.step_time_s, 0.8 * kept.evaluation.step_time_s);
+}
+
 TEST(Place, ARankDoesNotChangePlacesForLittle) {
   const cost::ModelCost model = equal_model(8, 1e-3);
   cost::Cluster cluster = cost::equal_ranks(4);

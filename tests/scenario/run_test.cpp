@@ -238,6 +238,48 @@ TEST(Run, SharesSayWhatReplanningGainedOfWhatItCan) {
   EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);
 }
 
+TEST(Run, SharesAreOfPlansThatRecomputeTheSameLayers) {
+  Scenario s = free_scenario();
+  s.training.steps = 200;
+  s.policy.noise = 0;
+  const JobOptions options{.layers = 16, .frozen_from = 50, .frozen = 8};
+  const auto of = [&](const std::string& recompute) {
+    s.training.recompute = recompute;
+    const Job job = job_of(s, options);
+    const auto asked = run(job, *job.load, parse_policy("optimal").value(), {.shares = true});
+    EXPECT_TRUE(asked) << asked.error().message;
+    const double kept_s = result_of(job, "static:optimal").time.train_s;
+    EXPECT_NEAR(asked->others->kept_s, kept_s, 1e-9) << recompute;
+    const auto shares = shares_of(*asked);
+    EXPECT_TRUE(shares) << recompute;
+    // Layers move during a step under the plan before, or before it if the memory asks for that.
+    EXPECT_GT(shares->past, 1 - 1e-9) << recompute;
+    EXPECT_GT(shares->cuts, 0.98) << recompute;
+    EXPECT_LT(shares->cuts, 1 + 1e-9) << recompute;
+    return kept_s;
+  };
+  EXPECT_GT(of("whole"), 1.1 * of("none"));
+  s.cluster.memory = Bytes{25'000};  // 26'000 holds a layer more than these
+  of("auto");
+}
+
+TEST(Run, RefusesAnEventThatTakesAllRanksThatThePolicyKept) {
+  Scenario s = free_scenario();
+  s.policy.pack_slack = 10;
+  s.policy.release_after = 2;
+  s.training.steps = 40;
+  for (const bool failure : {false, true}) {
+    for (const std::vector<std::int64_t>& leaving : {std::vector<std::int64_t>{0}, {0, 1, 2}}) {
+      s.events = {{.step = 30, .leave = leaving, .failure = failure}};
+      const Job job = job_of(s, {.layers = 12});
+      const auto refused = run(job, *job.load, parse_policy("optimal+pack").value());
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.error().code, ErrorCode::kInfeasible) << refused.error().message;
+      EXPECT_NE(refused.error().message.find("event.leave at step 30"), std::string::npos);
+    }
+  }
+}
+
 TEST(Run, ChargesMovesAndRefusesThoseThatDoNotPay) {
   Scenario s = free_scenario();
   s.training.steps = 200;

@@ -83,9 +83,10 @@ class Adviser {
         found.push_back(found.back());
         continue;
       }
-      const BalanceProblem one{
-          {models[i], cluster, how.micro_batches.value_or(problem_.micro_batches)},
-          how.schedule.value_or(problem_.schedule)};
+      BalanceProblem one{{models[i], cluster, how.micro_batches.value_or(problem_.micro_batches)},
+                         how.schedule.value_or(problem_.schedule)};
+      one.stages_per_rank = problem_.stages_per_rank;
+      one.recompute = problem_.recompute;
       const auto kept = ranks_to_keep(cluster, how.ranks.value_or(cluster.size()));
       auto proposal = propose_on(kept, Balancer::kOptimal, one, {.schedules = how.schedules});
       if (!proposal) return std::nullopt;
@@ -203,7 +204,9 @@ class Adviser {
   [[nodiscard]] std::pair<std::size_t, double> heaviest() const {
     std::vector<double> sums(problem_.models.front().layers.size(), 0.0);
     for (const cost::ModelCost& model : problem_.models) {
-      const std::vector<double> work = cost::layer_work_s(model, problem_.micro_batches);
+      const bool again = problem_.recompute == Recompute::kWhole;
+      const std::vector<double> work = cost::layer_work_s(
+          again ? recomputed(model, all_layers(model)) : model, problem_.micro_batches);
       for (std::size_t i = 0; i < std::min(sums.size(), work.size()); ++i) sums[i] += work[i];
     }
     const auto most = std::max_element(sums.begin(), sums.end());
@@ -256,8 +259,10 @@ class Adviser {
 
   [[nodiscard]] std::optional<Remedy> against_filling(double now_s) const {
     if (problem_.schedules == ScheduleChoice::kAsGiven) {
-      const BalanceProblem first{
-          {problem_.models.front(), problem_.cluster, problem_.micro_batches}, problem_.schedule};
+      BalanceProblem first{{problem_.models.front(), problem_.cluster, problem_.micro_batches},
+                           problem_.schedule};
+      first.stages_per_rank = problem_.stages_per_rank;
+      first.recompute = problem_.recompute;
       const auto best = propose(Balancer::kOptimal, first, {.schedules = ScheduleChoice::kBest});
       if (best) {
         const schedule::ScheduleKind kind = best->plan.schedule;

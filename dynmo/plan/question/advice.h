@@ -17,6 +17,7 @@
 #include "dynmo/cost/layer_cost.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/plan/propose.h"
+#include "dynmo/plan/recompute.h"
 #include "dynmo/schedule/schedule.h"
 
 namespace dynmo::plan {
@@ -100,7 +101,9 @@ struct AdviceProblem {
   int micro_batches = 1;
   schedule::ScheduleKind schedule = schedule::ScheduleKind::k1F1B;
   ScheduleChoice schedules = ScheduleChoice::kAsGiven;  // kBest: the best schedule of all
-  // The plans in question, one for each of `models`. None: the optimal cuts.
+  Recompute recompute = Recompute::kNone;               // of all plans that are made
+  int stages_per_rank = 2;                              // of interleaved
+  // The plans in question, one for each of `models`. None: the optimal cuts of all ranks.
   std::vector<Evaluation> plans = {};
   double head_room = 0;  // share of the ranks' memory not in `cluster`
   std::int64_t head_slices = 1;
