@@ -20,7 +20,6 @@
 #include "dynmo/observe/trace.h"
 #include "dynmo/plan/balance.h"
 #include "dynmo/plan/evaluate.h"
-#include "dynmo/plan/place.h"
 #include "dynmo/plan/question/asked.h"
 #include "dynmo/plan/question/emit.h"
 #include "dynmo/schedule/check.h"
@@ -80,27 +79,11 @@ Expected<void> take_config(plan::Asked& asked) {
   take(asked.balancer, config.pipeline.balancer);
   take(asked.schedule, config.pipeline.schedule);
   take(asked.recompute, config.pipeline.recompute);
+  asked.stages_per_rank = config.pipeline.stages_per_rank;
   DYNMO_ASSIGN(const std::int64_t vocabulary, vocabulary_of(config, *asked.config));
   asked.shape = config::transformer_shape(config, vocabulary);
   asked.bytes_per_element = config.model.precision == "bf16" ? 2 : 4;
   return {};
-}
-
-// Refuses the flags that cannot change the answer to this question.
-Expected<void> check_effects(const plan::Asked& given, const plan::Question& question) {
-  const cost::Cluster& cluster = question.cluster;
-  const bool bounded = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
-    return rank.memory < cost::kUnlimitedMemory;
-  });
-  constexpr std::string_view kBounded =
-      "--memory, --device or a --cluster whose ranks have memory_bytes";
-  return check_flags({
-      {"--place", given.place, plan::place_matters(cluster),
-       "a --cluster of unlike ranks or links"},
-      {"--pack", given.pack, cluster.size() > 1, "more than one of --ranks"},
-      {"--head-room", given.head_room.value_or(0) > 0, bounded, kBounded},
-      {"--recompute auto", given.recompute == "auto", bounded, kBounded},
-  });
 }
 
 // The plan in force. One whose order cannot run is shown with the place where it stops.
@@ -122,7 +105,7 @@ Expected<plan::Question> read_question(const PlanFlags& flags) {
   }
   DYNMO_TRY(take_config(asked));
   DYNMO_ASSIGN(plan::Question question, plan::question_of(asked, plan::Spelling::kFlag));
-  DYNMO_TRY(check_effects(flags.asked, question));
+  DYNMO_TRY(plan::check_effects(flags.asked, question, plan::Spelling::kFlag));
   if (asked.from) DYNMO_TRY(read_from(*asked.from, question));
   return question;
 }

@@ -254,7 +254,7 @@ AdviceWords words_of(const plan::Question& question) {
           {Key::kHeadSlices, question.device.empty() ? "model.head_slices =" : "--head-slices"},
           {Key::kSchedule, "--schedule"},
           {Key::kMicroBatches, "--micro-batches"},
-          {Key::kMemory, "--memory"},
+          {Key::kMemory, question.memory_key},
           {Key::kBalancer, "--balancer"},
           {Key::kRanks, question.ranks_key},
           {Key::kMicroBatchSize, question.size_key},

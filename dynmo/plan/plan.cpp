@@ -318,7 +318,7 @@ Expected<Plan> parse_plan(const Json& json, std::string_view origin) {
   for (const char* derived :
        {"step_time_s", "ideal_step_time_s", "bottleneck_s", "peak_activation_bytes", "bubble",
         "imbalance", "balancer", "micro_batches", "migration", "order", "recomputed_layers",
-        "costs", "tokens_per_s", "traffic", "advice"}) {
+        "costs", "tokens_per_s", "traffic", "advice", "joined_head"}) {
     root.ignore(derived);
   }
   DYNMO_TRY(root.finish());

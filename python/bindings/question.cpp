@@ -70,6 +70,7 @@ Expected<plan::Asked> read_asked(const Json& json) {
 Expected<plan::Question> read_question(const Json& json) {
   DYNMO_ASSIGN(const plan::Asked asked, read_asked(json));
   DYNMO_ASSIGN(plan::Question question, plan::question_of(asked, plan::Spelling::kArgument));
+  DYNMO_TRY(plan::check_effects(asked, question, plan::Spelling::kArgument));
   if (asked.from) {
     DYNMO_ASSIGN(plan::Plan current, plan::parse_plan(json["current"], "current"));
     DYNMO_TRY(plan::set_from(question, std::move(current), "current"));

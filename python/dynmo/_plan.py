@@ -248,11 +248,14 @@ class Comparison:
 def compare(
     costs: Any, ranks: Optional[int] = None, *, balancers: Sequence[str] = ("uniform", "time", "optimal", "search"), **options: Any
 ) -> Comparison:
-    """Makes a plan with each of `balancers`. The other arguments are those of `plan`."""
+    """Makes a plan with each of `balancers`. The other arguments are those of `plan`; `evaluations` goes to the search alone."""
     plans: dict[str, Optional[Plan]] = {}
     for balancer in balancers:
+        wanted = dict(options)
+        if balancer != "search" and "search" in balancers:
+            wanted.pop("evaluations", None)
         try:
-            plans[balancer] = plan(costs, ranks, balancer=balancer, **options)
+            plans[balancer] = plan(costs, ranks, balancer=balancer, **wanted)
         except InfeasibleError:
             plans[balancer] = None
     return Comparison(plans)

@@ -72,6 +72,14 @@ class Emitted(Case):
         self.assertRegex(self.run_plan(*words).stdout,
                          r"head            4 slices of the head are joined, which costs [0-9.]+ %: a step would take [0-9.]+ m?s with slices apart")
         self.assertEqual(self.plan(*words)["all_layers"], 10)
+        self.succeeded(self.run_plan(*words, "--out", "joined.json"))
+        self.assertEqual(self.plan(*words, "--from", "joined.json")["migration"]["layers"], 0)
+
+    def test_advice_names_no_schedule_that_the_form_lacks(self):
+        words = [*self.words, "--balancer", "optimal", "--schedule", "1f1b"]
+        self.assertIn("; --schedule ", self.succeeded(self.run_plan(*words)).stdout)
+        said = self.succeeded(self.run_plan(*words, "--emit", "megatron", "--emit-to", "plan")).stdout
+        self.assertNotIn("; --schedule ", said)
 
 
 if __name__ == "__main__":

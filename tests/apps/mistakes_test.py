@@ -117,7 +117,7 @@ PLAN = [
     ("plan profile.json --ranks 2 --out profile.json", 2, "PROFILE and --out are both 'profile.json'"),
     ("plan profile.json --ranks 2 --balancer optimal --evaluations 9", 2, "--evaluations does nothing here: wanted --balancer search with it"),
     ("plan profile.json --ranks 2 --place", 2, "--place does nothing here: wanted a --cluster of unlike ranks or links with it"),
-    ("plan profile.json --ranks 1 --pack", 2, "--pack does nothing here: wanted more than one of --ranks with it"),
+    ("plan profile.json --ranks 1 --pack", 2, "--pack does nothing here: wanted more than one rank with it"),
     ("plan profile.json --ranks 2 --recompute auto", 2, "--recompute auto does nothing here: wanted --memory"),
     ("plan profile.json --cluster cluster.json --head-room 0.2", 2, "--head-room does nothing here"),
     ("plan profile.json --ranks 2 --out x.json --trace x.json", 2, "--out and --trace are both 'x.json'"),

@@ -184,6 +184,17 @@ class Answers(Case):
         for rank, held in state.items():
             self.assertLessEqual(held, 4 << 20, rank)
 
+    def test_a_remedy_is_one_that_the_command_takes(self):
+        heavy = profile([1e-3] * 16, state=0, stash=0)
+        for layer in heavy["layers"][:8]:
+            layer["parameter_bytes"] = 100 << 20
+        self.write("heavy.json", heavy)
+        self.write("cluster.json", {"format": "dynmo-cluster-1", "ranks": [{"memory_bytes": 250 << 20}] * 4})
+        words = ["heavy.json", "--balancer", "optimal", "--schedule", "1f1b", "--micro-batches", 100]
+        for ranks, remedy in [(["--cluster", "cluster.json"], "--cluster with memory_bytes of 400MiB would take"),
+                              (["--ranks", 4, "--memory", "250MiB"], "--memory 400MiB would take")]:
+            self.assertIn(remedy, self.succeeded(self.run_plan(*words, *ranks)).stdout)
+
     def test_the_plan_in_force_is_compared_with(self):
         for balancer in ["optimal", "search"]:
             with self.subTest(balancer=balancer):
@@ -331,6 +342,11 @@ class Models(Case):
         flags = ["--ranks", 2, "--schedule", "gpipe", "--balancer", "uniform", "--micro-batches", 8]
         plan = self.plan("--config", "run.toml", "--device", "h100", *flags)
         self.assertEqual((plan["ranks"], plan["schedule"], plan["balancer"]), (2, "gpipe", "uniform"))
+
+    def test_of_a_trainings_config_have_its_stages(self):
+        interleaved = self.CONFIG.replace("zb-h1\"", "interleaved\"\nstages_per_rank = 4")
+        self.write("run.toml", interleaved)
+        self.assertEqual(len(self.plan("--config", "run.toml", "--device", "h100")["stages"]), 16)
 
     def test_of_a_model_recompute_where_memory_asks_for_it(self):
         self.write("config.json", LLAMA)

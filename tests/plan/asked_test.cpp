@@ -38,9 +38,10 @@ Asked of_a_config() {
 
 std::string text_of_refusal(const Asked& asked, Spelling spelling) {
   const auto made = question_of(asked, spelling);
-  if (made) return "";
-  EXPECT_EQ(made.error().code, ErrorCode::kBadInput);
-  return made.error().message;
+  const auto checked = made ? check_effects(asked, *made, spelling) : Expected<void>(made.error());
+  if (checked) return "";
+  EXPECT_EQ(checked.error().code, ErrorCode::kBadInput);
+  return checked.error().message;
 }
 
 void set(const Option& option, std::int64_t value) {
@@ -134,6 +135,9 @@ TEST(Asked, RefusesWhatExcludesOrWantsAnother) {
             "--evaluations does nothing here: wanted --balancer search with it, or no "
             "--evaluations",
             "evaluations does nothing here: wanted balancer='search' with it, or no evaluations"},
+           {[](Asked& a) { a.ranks = 1, a.pack = true; },
+            "--pack does nothing here: wanted more than one rank with it, or no --pack",
+            "pack does nothing here: wanted more than one rank with it, or no pack"},
            {[](Asked& a) { a.memory = "0"; }, "--memory is 0, wanted more than 0, such as 80GiB",
             "memory is 0, wanted more than 0, such as 80GiB"},
            {[](Asked& a) { a.recompute = "all"; },
@@ -145,6 +149,11 @@ TEST(Asked, RefusesWhatExcludesOrWantsAnother) {
     EXPECT_EQ(text_of_refusal(asked, Spelling::kFlag), one.flags);
     EXPECT_EQ(text_of_refusal(asked, Spelling::kArgument), one.arguments);
   }
+  Asked unbounded = of_a_profile();
+  unbounded.recompute = "auto";
+  EXPECT_EQ(text_of_refusal(unbounded, Spelling::kArgument),
+            "recompute='auto' does nothing here: wanted memory, device or a cluster whose ranks "
+            "have memory_bytes with it, or no recompute='auto'");
   EXPECT_EQ(text_of_refusal(of_a_config(), Spelling::kFlag), "");
   EXPECT_EQ(text_of_refusal(of_a_profile(), Spelling::kFlag), "");
 }

@@ -137,6 +137,9 @@ TEST(BlockCut, SaysWhatJoiningTheSlicesOfTheHeadCosts) {
   EXPECT_EQ(given->joined_head->slices, 4);
   EXPECT_GT(given->joined_head->step_time_s, 1.5 * given->joined_head->sliced_step_time_s);
   EXPECT_EQ(given->document["joined_head"]["slices"], 4);
+  const auto again = parse_plan(given->document, "the plan");
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(*again, given->proposal.plan);
   EXPECT_FALSE(set_granularity(question, "quarter"));
 }
 

@@ -203,6 +203,13 @@ class Compare(Case):
         self.assertIsNotNone(compared["optimal"])
         self.assertIn("does not fit", str(compared))
 
+    def test_gives_the_effort_to_the_search_alone(self):
+        compared = dynmo.compare(UNEVEN, 2, balancers=["uniform", "search"], evaluations=50, schedule="1f1b")
+        alone = dynmo.plan(UNEVEN, 2, balancer="search", evaluations=50, schedule="1f1b")
+        self.assertEqual(compared["search"].document, alone.document)
+        text = "evaluations does nothing here: wanted balancer='search'"
+        self.assert_refused(dynmo.BadInputError, text, dynmo.compare, UNEVEN, 2, balancers=["uniform"], evaluations=50)
+
 
 class BadInput(Case):
     def test_is_one_line_that_names_it(self):
@@ -220,6 +227,10 @@ class BadInput(Case):
             ("device goes with", UNEVEN, {"ranks": 2, "device": "h100"}),
             ("slack goes with pack", UNEVEN, {"ranks": 2, "slack": 0.5}),
             ("evaluations does nothing here: wanted balancer='search'", UNEVEN, {"ranks": 2, "balancer": "optimal", "evaluations": 9}),
+            ("place does nothing here: wanted a cluster of unlike ranks", UNEVEN, {"ranks": 2, "place": True}),
+            ("pack does nothing here: wanted more than one rank", UNEVEN, {"ranks": 1, "pack": True}),
+            ("head_room does nothing here: wanted memory, device or a cluster whose ranks", UNEVEN, {"ranks": 2, "head_room": 0.5}),
+            ("recompute='auto' does nothing here: wanted memory", UNEVEN, {"ranks": 2, "recompute": "auto"}),
             ("head_room is 1", UNEVEN, {"ranks": 2, "head_room": 1.0}),
             ("memory", UNEVEN, {"ranks": 2, "memory": "80 apples"}),
             ("current", UNEVEN, {"ranks": 1, "current": dynmo.plan(profile([1e-3]), 1)}),

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <initializer_list>
@@ -12,6 +13,7 @@
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/cost/hugging_face.h"
+#include "dynmo/plan/place.h"
 
 namespace dynmo::plan {
 namespace {
@@ -19,12 +21,14 @@ namespace {
 using With = Option::With;
 
 // Texts of errors that differ from the argument of a flag.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kOfArguments = {
+constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kOfArguments = {
     {{"a profile", "measured costs"},
      {"--model or --config", "a Hugging Face config"},
      {"--model", "a Hugging Face config"},
      {"--ranks N or --cluster CLUSTER.json", "ranks=N or cluster="},
      {"of --cluster", "of a cluster"},
+     {"a --cluster", "a cluster"},
+     {"--recompute auto", "recompute='auto'"},
      {"with --pack", "with pack=True"},
      {"--balancer search", "balancer='search'"},
      {"no ranks were given, wanted", "wanted"}}};
@@ -261,16 +265,13 @@ Expected<Question> question_of(const Asked& asked, Spelling spelling) {
   DYNMO_TRY(check(asked, Part::kAll, spelling));
   Question question;
   DYNMO_ASSIGN(question.balancer, parse_balancer(asked.balancer.value_or("search")));
-  if (asked.evaluations && question.balancer != Balancer::kSearch) {
-    return refusal(
-        "--evaluations does nothing here: wanted --balancer search with it, or no --evaluations",
-        spelling);
-  }
   if (const std::string kind = asked.schedule.value_or("auto"); kind != "auto") {
     DYNMO_ASSIGN(question.schedule, schedule::parse_schedule_kind(kind));
   }
   question.micro_batches = static_cast<int>(asked.micro_batches.value_or(question.micro_batches));
   question.evaluations = asked.evaluations.value_or(question.evaluations);
+  question.stages_per_rank =
+      static_cast<int>(asked.stages_per_rank.value_or(question.stages_per_rank));
   question.place = asked.place;
   question.pack = asked.pack;
   question.slack = asked.slack.value_or(0);
@@ -287,6 +288,35 @@ Expected<Question> question_of(const Asked& asked, Spelling spelling) {
   }
   DYNMO_TRY(set_ranks(question, asked, spelling));
   return question;
+}
+
+Expected<void> check_effects(const Asked& asked, const Question& question, Spelling spelling) {
+  struct Effect {
+    std::string_view flag;
+    bool given;
+    bool acts;
+    std::string_view wanted;
+  };
+  const cost::Cluster& cluster = question.cluster;
+  const bool bounded = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
+    return rank.memory < cost::kUnlimitedMemory;
+  });
+  constexpr std::string_view kBounded =
+      "--memory, --device or a --cluster whose ranks have memory_bytes";
+  for (const Effect& effect : std::initializer_list<Effect>{
+           {"--evaluations", asked.evaluations.has_value(), question.balancer == Balancer::kSearch,
+            "--balancer search"},
+           {"--place", asked.place, place_matters(cluster), "a --cluster of unlike ranks or links"},
+           {"--pack", asked.pack, cluster.size() > 1, "more than one rank"},
+           {"--head-room", asked.head_room.value_or(0) > 0, bounded, kBounded},
+           {"--recompute auto", asked.recompute == "auto", bounded, kBounded},
+       }) {
+    if (!effect.given || effect.acts) continue;
+    return refusal(fmt::format("{0} does nothing here: wanted {1} with it, or no {0}", effect.flag,
+                               effect.wanted),
+                   spelling);
+  }
+  return {};
 }
 
 Expected<cost::ModelCost> costs_of(const Asked& asked, Spelling spelling) {

@@ -50,7 +50,8 @@ struct Asked {
   Json documents = Json::object();
   std::optional<std::vector<cost::LayerWork>> work;  // the layers of `model`, counted
   std::optional<cost::TransformerShape> shape;
-  double bytes_per_element = 0;  // of `shape`
+  double bytes_per_element = 0;                 // of `shape`
+  std::optional<std::int64_t> stages_per_rank;  // of interleaved, by `config`
 };
 
 struct Option {
@@ -76,6 +77,10 @@ enum class Spelling { kFlag, kArgument };
 // Makes the question, without its `from`. Returns kBadInput for options that exclude or want one
 // another, for values out of range, and for errors of the files.
 [[nodiscard]] Expected<Question> question_of(const Asked& asked, Spelling spelling);
+
+// Refuses options that cannot change the answer to `question`.
+[[nodiscard]] Expected<void> check_effects(const Asked& asked, const Question& question,
+                                           Spelling spelling);
 
 // Returns the costs of such a question, which may omit ranks.
 [[nodiscard]] Expected<cost::ModelCost> costs_of(const Asked& asked, Spelling spelling);

@@ -21,6 +21,7 @@ Expected<Proposal> find_proposal(const Question& question, const cost::ModelCost
   BalanceProblem problem{{model, question.cluster, question.micro_batches}};
   if (question.schedule) problem.schedule = *question.schedule;
   if (question.from) problem.current = &*question.from;
+  problem.stages_per_rank = question.stages_per_rank;
   problem.recompute = question.recompute;
   ProposeOptions options;
   options.schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest;
@@ -146,8 +147,10 @@ std::optional<Advice> advice_on(const Question& question, const Answer& answer) 
        .cluster = question.cluster,
        .micro_batches = question.micro_batches,
        .schedule = answer.proposal.plan.schedule,
-       .schedules = question.schedule ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest,
-       .plans = {answer.evaluation},
+       .schedules =
+           question.schedule && !question.form ? ScheduleChoice::kAsGiven : ScheduleChoice::kBest,
+       .stages_per_rank = question.stages_per_rank,
+       .plans = question.pack ? std::vector<Evaluation>() : std::vector{answer.evaluation},
        .head_room = question.head_room,
        .head_slices = question.head_slices,
        .sliced = sliced,
@@ -284,6 +287,9 @@ Expected<void> set_work(Question& question, const std::vector<cost::LayerWork>& 
   const double hidden = work.empty() ? 0 : work.front().boundary_bytes;  // of the embedding
   DYNMO_ASSIGN(question.model, cost::parallel_costs(work, hidden, device, parallelism));
   set_origin(question, tokens, device, parallelism);
+  question.sliced = [](std::int64_t) -> Expected<cost::ModelCost> {
+    return make_error(ErrorCode::kBadInput, "counted layers have a whole head");
+  };
   return {};
 }
 
@@ -318,6 +324,7 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
                        : cost::equal_ranks(ranks, offered),
               head_room.value_or(device_memory ? kDeviceHeadRoom : 0));
   question.ranks_key = "--ranks";
+  question.memory_key = "--memory";
   if (!device) return;
   question.cluster.inside_node = device->inside_node;
   question.cluster.between_nodes = in_nodes ? device->between_nodes : device->inside_node;
@@ -328,6 +335,7 @@ void set_ranks(Question& question, int ranks, std::optional<Bytes> memory,
 
 void set_cluster(Question& question, cost::Cluster cluster, std::optional<double> head_room) {
   question.ranks_key = "--cluster with its first ranks only:";
+  question.memory_key = "--cluster with memory_bytes of";
   question.head_room = head_room.value_or(0);
   question.cluster = cost::with_head_room(std::move(cluster), question.head_room);
 }

@@ -43,6 +43,7 @@ struct Question {
   int micro_batches = 32;
   Balancer balancer = Balancer::kSearch;
   std::optional<schedule::ScheduleKind> schedule;  // none: the best of all
+  int stages_per_rank = 2;                         // of interleaved
   Recompute recompute = Recompute::kNone;
   std::optional<Plan> from;  // the plan in force
   bool pack = false;         // onto the fewest ranks that `slack` allows
@@ -58,6 +59,7 @@ struct Question {
   std::int64_t micro_batch_size = 1;            // sequences
   std::string size_key = "--micro-batch-size";  // that sets it
   std::string ranks_key = "--ranks";            // that sets their number
+  std::string memory_key = "--memory";          // that sets a rank's memory
   std::string room_keys;                        // that make layers smaller; empty: none
   std::optional<EmitForm> form;                 // only plans that it can express
   bool whole_blocks = false;                    // set_granularity() has joined the layers
