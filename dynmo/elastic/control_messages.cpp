@@ -110,6 +110,7 @@ void list_fields(IsA<Member> auto& member, auto& visit) {
   visit("number", member.number, kCount);
   visit("host", member.host);
   visit("pid", member.pid);
+  visit.left_out("processes", member.processes, "");
   visit("address", member.address);
 }
 Json to_json(const Member& member) { return write_list(member); }

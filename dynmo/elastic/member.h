@@ -30,9 +30,17 @@ struct Member {
   // Host as the process names it: the unit that a job manager takes back.
   std::string host = {};
   std::int64_t pid = 0;
+  // Names the process ids that `pid` is one of (process/ending.h). Machines or containers may have
+  // equal host names and different processes.
+  std::string processes = {};
   std::string address = {};  // HOST:PORT of its control listener
   friend bool operator==(const Member&, const Member&) = default;
 };
+
+// Returns whether the process of `other` is in /proc as `self` reads it.
+[[nodiscard]] inline bool sees_process(const Member& self, const Member& other) {
+  return self.host == other.host && self.processes == other.processes;
+}
 
 // The members of one group, by ascending number. The first is world rank 0.
 struct View {

@@ -30,11 +30,11 @@ bool lives(std::int64_t pid) {
 
 }  // namespace
 
-void end_stopped(const View& members, const std::string& host) {
+void end_stopped(const View& members, const Member& self) {
   std::error_code fault;
   for (const Member& member : members.members) {
     const auto pid = static_cast<pid_t>(member.pid);
-    if (member.host != host || process::state_of(pid) != 'T') continue;
+    if (!sees_process(self, member) || process::state_of(pid) != 'T') continue;
     // Another process may have that number now.
     const fs::path theirs = fs::read_symlink(fmt::format("/proc/{}/exe", member.pid), fault);
     if (fault || theirs != fs::read_symlink("/proc/self/exe", fault) || fault) continue;
@@ -123,14 +123,14 @@ void Survivors::look(Clock::time_point now) {
   }
   // If a member is silent, each answer may take long.
   const auto how = seen_.silent_since.empty() ? std::launch::deferred : std::launch::async;
-  bool below = true;  // this process; on its host it asks only those, which may call it
+  bool below = true;  // this process; of those that it sees it asks only these, which may call it
   std::vector<std::pair<const Member*, std::future<Answer>>> asked;
   for (const Member& member : all) {
     if (member.id == self_.id) below = false;
     if (member.id == self_.id || is_dead(standing_, member.id)) continue;
-    if (member.host == self_.host && !lives(member.pid)) {
+    if (sees_process(self_, member) && !lives(member.pid)) {
       note(member, {.fate = Fate::kDead}, now);
-    } else if (member.host == self_.host && !below) {
+    } else if (sees_process(self_, member) && !below) {
       note(member, {.fate = Fate::kAlive}, now);
     } else {
       asked.emplace_back(&member, std::async(how, ask_, member));
@@ -138,7 +138,7 @@ void Survivors::look(Clock::time_point now) {
   }
   for (auto& [member, answer] : asked) {
     Answer given = answer.get();
-    if (member->host == self_.host) given.fate = Fate::kAlive;
+    if (sees_process(self_, *member)) given.fate = Fate::kAlive;
     note(*member, std::move(given), now);
   }
 }
@@ -228,7 +228,7 @@ std::optional<MeetingCall> Survivors::call() {
 std::optional<Error> Survivors::misses(const View& next) const {
   for (const Member& member : next.members) {
     if (member.id == self_.id) continue;
-    if (is_dead(standing_, member.id) || (member.host == self_.host && !lives(member.pid))) {
+    if (is_dead(standing_, member.id) || (sees_process(self_, member) && !lives(member.pid))) {
       return make_error(ErrorCode::kPeerLost, "rank {} was lost: its process has ended",
                         member.number);
     }

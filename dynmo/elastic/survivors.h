@@ -26,9 +26,9 @@
 
 namespace dynmo::elastic {
 
-// Kills the members on this host whose processes are stopped (SIGSTOP), because other members do
-// not wait for them. A process that a debugger holds is left alone.
-void end_stopped(const View& members, const std::string& host);
+// Kills the members whose processes `self` sees stopped (SIGSTOP), because other members do not
+// wait for them. A process that a debugger holds is left alone.
+void end_stopped(const View& members, const Member& self);
 
 // Returns the living members that continue. Their number is rounded down to a multiple of
 // `replicas`. A member whose position in the pipeline another living member has leaves first, so

@@ -18,6 +18,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/data/sampler.h"
+#include "dynmo/process/ending.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
@@ -113,6 +114,7 @@ elastic::Member this_member() {
   member.id.value = (std::uint64_t{random()} << 32 | random()) | 1;  // 0 is no process
   member.host = process::host_name();
   member.pid = ::getpid();
+  member.processes = process::process_space();
   return member;
 }
 
@@ -289,7 +291,7 @@ void C10dGroups::watch(const elastic::View& view) {
   if (plane_ == nullptr) return;
   std::vector<elastic::Member> beside;
   std::ranges::copy_if(view.members, std::back_inserter(beside),
-                       [&](const auto& member) { return member.host == self_.host; });
+                       [&](const auto& member) { return elastic::sees_process(self_, member); });
   plane_->watch(beside);
 }
 
@@ -307,7 +309,7 @@ Expected<void> C10dGroups::meet_again(elastic::Survivors& survivors,
                                       const elastic::View& before) {
   auto asked = std::chrono::steady_clock::now();
   const GiveUp give_up = [&]() -> std::optional<Error> {
-    end_stopped(call.next, self_.host);
+    end_stopped(call.next, self_);
     const auto now = std::chrono::steady_clock::now();
     if (now - asked > kAskAgain) {
       survivors.look(now);
@@ -359,7 +361,7 @@ Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
   const auto until = std::chrono::steady_clock::now() + kSurviveTime;
   while (std::chrono::steady_clock::now() < until) {
     if (loss.needs_nobody()) return loss.why;
-    end_stopped(loss.before, self_.host);
+    end_stopped(loss.before, self_);
     survivors.look(std::chrono::steady_clock::now());
     std::optional<elastic::MeetingCall> call = survivors.heard();
     if (!call && (call = survivors.call())) {

@@ -34,6 +34,32 @@ const Place kMeetingPlace{
 
 int index_of(const Member& member) { return member.number; }
 
+// Two containers of one host may have its name, and process ids of their own.
+TEST(Survivors, AskAMemberOfTheSameHostNameWhoseProcessesTheyDoNotSee) {
+  View before = view_of(3);
+  for (Member& member : before.members) member.host = "ubuntu";
+  for (Member& member : before.members) member.processes = "boot pid:[1]";
+  before.members[1].processes = "boot pid:[2]";
+  const auto at = Survivors::Clock::time_point() + std::chrono::hours(1);
+  std::vector<int> asked;
+  Standing standing;
+  Survivors caller(
+      loss_of(before), before.members[0],
+      [&](const Member& member) -> Answer {
+        asked.push_back(member.number);
+        return {.fate = Fate::kAlive};
+      },
+      standing, std::chrono::hours(2));
+  caller.look(at);  // (pid 0 is no process)
+  EXPECT_EQ(asked, std::vector{1});
+  const auto call = caller.call();
+  ASSERT_TRUE(call);
+  EXPECT_EQ(call->next.size(), 2);
+  EXPECT_TRUE(call->next.has(MemberId{2})) << "it has answered";
+  EXPECT_FALSE(call->next.has(MemberId{3})) << "its process is gone";
+  EXPECT_FALSE(caller.misses(call->next));
+}
+
 // All truths of four ranks, and all ways in which some of them cannot reach others.
 TEST(Survivors, AtMostOneCallsAndNobodyIsLeftOutThatLivesButByMoreThanHalf) {
   constexpr int kRanks = 4;
