@@ -6,7 +6,7 @@ import resource
 import shutil
 import subprocess
 
-from program import DYNMO
+from program import DYNMO, held_port
 from run_case import RunCase, digests, losses, newest_manifest, rank_processes
 
 KILL_AT_WRITE = os.environ.get("KILL_AT_WRITE_LIBRARY", "")
@@ -154,6 +154,21 @@ class Resume(RunCase):
             manifest = folder / "manifest.json"
             manifest.write_text(manifest.read_text()[:-20])
         self.assert_error(self.run_command(self.train("damaged", 2, "--resume")), 4, "checkpoint")
+
+    def test_ranks_that_find_other_checkpoints_do_not_train(self):
+        self.succeed(self.train("first", 2))
+        shutil.copytree(self.folder / "first", self.folder / "second")
+        (self.folder / "second/checkpoints/step-00000060/layer-0001.safetensors").unlink()
+        with held_port() as port:
+            processes = []
+            for rank, run in enumerate(("first", "second")):
+                env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                command = self.command("--resume", run=run, extra=self.SETTINGS)
+                processes.append(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.folder))
+            for process in processes:
+                _, err = process.communicate(timeout=120)
+                self.assertEqual(process.returncode, 4, err)
+                self.assertRegex(err, r"rank 1 finds that of step 50 \(\w+\) as the newest checkpoint, rank 0 that of step 60 \(\w+\): wanted")
 
     def test_a_refused_resume_keeps_the_settings_of_the_run(self):
         self.succeed(self.train("kept", 2))

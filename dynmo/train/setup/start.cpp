@@ -4,13 +4,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
+#include "dynmo/core/digest.h"
 #include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/rank_environment.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/runtime/known_costs.h"
 #include "dynmo/train/setup/pipeline_options.h"
+#include "dynmo/transport/gather.h"
+#include "dynmo/transport/tags.h"
 #include "dynmo/weights/weights.h"
 
 namespace dynmo::train {
@@ -39,6 +44,37 @@ transport::Host host_of_rank(const std::string& name, const TrainOptions::RankDe
   return host;
 }
 
+// Restores the newest checkpoint, the same on all ranks. On shared storage some of them may see a
+// new checkpoint later, or fail to read one of its files. Then all try again before they give up.
+Expected<Restored> restore_the_same(transport::Transport& group, const config::Config& config) {
+  constexpr int kTries = 5;
+  constexpr std::chrono::milliseconds kPause{500};
+  for (int tries = 1;; ++tries) {
+    Expected<Restored> restored = restore(config);
+    if (!restored && restored.error().code != ErrorCode::kNoCheckpoint) return restored;
+    std::string mine = "no checkpoint";
+    if (restored) {
+      const checkpoint::Manifest& manifest = restored->checkpoint.manifest;
+      const Digest digest =
+          digest_of(manifest.state.dump() + checkpoint::encode_entries(manifest.files));
+      mine = fmt::format("that of step {} ({})", restored->step, digest.hex());
+    }
+    DYNMO_ASSIGN(const auto all,
+                 transport::gather_texts(
+                     group, transport::control_tag(transport::Control::kSettings), mine));
+    const auto other = std::ranges::find_if(all, [&](const auto& it) { return it != all.front(); });
+    if (other == all.end()) return restored;
+    if (tries == kTries) {
+      return make_error(ErrorCode::kNoCheckpoint,
+                        "rank {} finds {} as the newest checkpoint, rank 0 {}: wanted a "
+                        "run.directory in which all ranks find the same; try again if its storage "
+                        "shows new files late",
+                        other - all.begin(), *other, all.front());
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 }  // namespace
 
 Bytes planned_memory(const TrainOptions::RankDevice& device) {
@@ -61,7 +97,7 @@ Expected<Start> begin_run(transport::Transport& group, const ResolvedRun& run,
   Start start;
   auto& notes = start.notes;
   if (beginning.resumes) {
-    DYNMO_ASSIGN(start.restored, restore(config));
+    DYNMO_ASSIGN(start.restored, restore_the_same(group, config));
     notes = start.restored->notes;
     notes.push_back(fmt::format("resume   step {} of {}, from {}", start.restored->step,
                                 config.train.steps, start.restored->checkpoint.path.string()));
