@@ -88,7 +88,7 @@ Expected<std::unique_ptr<Leader>> Leader::open(Options options, const Json& hand
     for (Handover::OpenRelease& each : read.releases) {
       (each.parked ? open.parked : open.waiting).push_back(std::move(each.release));
     }
-    leader->releases_.take_over(std::move(open));
+    leader->releases_->take_over(std::move(open));
     if (!read.status.is_null()) leader->status_ = std::move(read.status);
   }
   DYNMO_ASSIGN(leader->service_, ControlService::open(std::move(options.service)));
@@ -115,7 +115,7 @@ void Leader::take_requests(RankRequest& mine) {
 }
 
 void Leader::try_releases_again(const ClientRequest& request) {
-  const int again = releases_.try_again();
+  const int again = releases_->try_again();
   if (again == 0) {
     return answer(request.client,
                   refusal(make_error(ErrorCode::kBadInput, "no release is parked")));
@@ -144,7 +144,7 @@ void Leader::grow(const ClientRequest& request) {
 
 BoundaryEvents Leader::poll() {
   BoundaryEvents events;
-  append(releases_.poll(), events);
+  append(releases_->poll(), events);
   if (unpublished_ && publish()) {
     events.push_back({.line = "job.json and secret are written: clients find the leader again"});
   }
@@ -222,9 +222,9 @@ void Leader::note_change(const View& before, const View& now, int joined, const 
     if (!now.has(member.id)) ended.push_back(member);
   }
   if (ended.empty()) {
-    releases_.set_running(now.members);
+    releases_->set_running(now.members);
   } else {
-    releases_.release(std::move(ended), now.members);
+    releases_->release(std::move(ended), now.members);
   }
   if (!growing_) return;
   growing_->joined += joined;
@@ -234,7 +234,7 @@ void Leader::note_change(const View& before, const View& now, int joined, const 
 }
 
 Json Leader::handover() const {
-  const Releases::Open open = releases_.open();
+  const Releases::Open open = releases_->open();
   Handover handover{.secret = service_->secret(),
                     .next_member = service_->next_member(),
                     .last_release = open.last_number,
@@ -253,13 +253,13 @@ void Leader::retire(const JobFile& next, process::ClientId client, const Reply& 
   service_->hand_over(next);  // before the reply, so that its client finds the new leader
   answer(client, reply);
   service_.reset();
-  releases_.forget_open();
+  releases_->forget_open();
 }
 
 BoundaryEvents Leader::finish(std::chrono::milliseconds at_most,
                               const std::function<bool()>& hurry) {
   BoundaryEvents events;
-  append(releases_.finish(at_most, hurry), events);
+  append(releases_->finish(at_most, hurry), events);
   return events;
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -87,6 +88,9 @@ class Leader {
   // Ends this leader. The next one listens at `next` and has the handover(), and clients are sent
   // there. Only the client that requested the change gets `reply`.
   void retire(const JobFile& next, process::ClientId client = 0, const Reply& reply = {});
+  // Takes the releases of this process's leader object before, with the hook that runs. They
+  // replace those of the handover.
+  void take_releases(Leader& before) { std::swap(releases_, before.releases_); }
   // Calls the hooks of releases that have had no call yet, until `at_most` has passed or `hurry`
   // returns true. Any thread may call it while no other function runs.
   [[nodiscard]] BoundaryEvents finish(std::chrono::milliseconds at_most,
@@ -100,7 +104,7 @@ class Leader {
     std::chrono::steady_clock::time_point until = {};
   };
   Leader(ReleaseOptions releases, int replicas)
-      : replicas_(replicas), releases_(std::move(releases)) {}
+      : replicas_(replicas), releases_(std::make_unique<ReleaseDriver>(std::move(releases))) {}
   void grow(const ClientRequest& request);
   void give_up_growing();
   void try_releases_again(const ClientRequest& request);
@@ -110,7 +114,7 @@ class Leader {
   Json status_ = Json::object();
   std::vector<process::ClientId> wait_for_checkpoint_;
   std::optional<Growing> growing_;
-  ReleaseDriver releases_;
+  std::unique_ptr<ReleaseDriver> releases_;
   std::unique_ptr<ControlService> service_;  // null after retire()
 };
 

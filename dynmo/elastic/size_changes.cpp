@@ -93,6 +93,7 @@ View view_after(const SizeChange& change, const View& view, int replicas) {
 BoundaryDecision SizeChanges::next(const std::vector<RankRequest>& requests, const View& view,
                                    const plan::Plan& plan, std::int64_t step, bool costs_known) {
   BoundaryDecision decision;
+  if (packed_ && plan.ranks <= options_.pack_ranks) has_been_packed_ = true;
   decision.change = std::exchange(deferred_, std::nullopt);
   if (decision.change &&
       !decision.change->newcomers.empty()) {  // some may have left while it waited
@@ -244,7 +245,9 @@ Json SizeChanges::state() const {
   DYNMO_CHECK(!deferred_, "no change that waits, got '{}'", deferred_->why);
   Json tried = Json::array();
   for (const auto& [member, step] : tried_) tried.push_back({{"id", member.value}, {"step", step}});
-  return {{"tried", std::move(tried)}, {"packed", packed_}};
+  Json state = {{"tried", std::move(tried)}, {"packed", packed_}};
+  if (has_been_packed_) state["has_been_packed"] = true;
+  return state;
 }
 
 Expected<void> SizeChanges::restore(const Json& state) {
@@ -255,6 +258,7 @@ Expected<void> SizeChanges::restore(const Json& state) {
                           each.at("step").get<std::int64_t>());
     }
     read.packed_ = state.at("packed").get<bool>();
+    read.has_been_packed_ = state.value("has_been_packed", false);
     *this = std::move(read);
     return {};
   } catch (const Json::exception& fault) {

@@ -106,6 +106,11 @@ class SizeChanges {
   // Requires that no change is deferred.
   [[nodiscard]] Json state() const;
   [[nodiscard]] Expected<void> restore(const Json& state);
+  // Returns whether the run has had the ranks that elastic.pack_ranks requests. A loss can end a
+  // group before that.
+  [[nodiscard]] bool has_been_packed() const { return has_been_packed_; }
+  // Continues after a loss. `has_been_packed` is of any rank.
+  void begin_again(bool has_been_packed) { has_been_packed_ = packed_ = has_been_packed; }
 
  private:
   void add(const ClientRequest& request, const View& view, const plan::Plan& plan,
@@ -122,7 +127,8 @@ class SizeChanges {
   SizeOptions options_;
   std::optional<SizeChange> deferred_;
   std::map<MemberId, std::int64_t> tried_;  // members asked to leave: step of the newest try
-  bool packed_ = false;                     // as elastic.pack_ranks requests
+  bool packed_ = false;                     // as elastic.pack_ranks requests, or about to be
+  bool has_been_packed_ = false;
 };
 
 }  // namespace dynmo::elastic

@@ -64,7 +64,11 @@ Expected<void> Elasticity::begin_again(const elastic::View& survivors,
   DYNMO_ASSIGN(leader_, elastic::Leader::open(leader_options(groups_, self(), run_), handover));
   // If the files cannot be written, poll() tries again.
   static_cast<void>(leader_->publish());
-  if (led != nullptr) led->retire(leader_->endpoint());
+  if (led != nullptr) {
+    leader_->take_releases(*led);
+    led->retire(leader_->endpoint());
+  }
+  leader_->note_change(survivors, survivors, /*joined=*/0, "");  // hooks learn who runs now
   return {};
 }
 

@@ -42,6 +42,8 @@ class Elasticity {
   // `next_member` is the lowest unused member number.
   [[nodiscard]] Expected<void> begin_again(const elastic::View& survivors,
                                            std::unique_ptr<elastic::Leader> led, int next_member);
+  // The decisions about the number of ranks, which outlive a loss in part.
+  [[nodiscard]] elastic::SizeChanges& changes() { return changes_; }
   // Returns the leader object, which outlives a loss, if this rank is the leader.
   [[nodiscard]] std::unique_ptr<elastic::Leader> take_leader() { return std::move(leader_); }
   // Opens a joining process's part of the group in which it has a place. It is a rank of the run

@@ -53,7 +53,8 @@ struct Reports {
   Generation generation = 0;  // of the newest plan
   bool have_begun = true;     // all of them: each has a plan, layers and a log
   bool whole = false;         // one has found all that the run leaves
-  Losses::Counts losses;      // this one is among them
+  bool has_been_packed = false;
+  Losses::Counts losses;  // this one is among them
 
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
@@ -90,6 +91,7 @@ observe::RunHistory::Validation validation_of(const Json& json) {
 struct Own {
   bool whole = false;
   bool complete = false;         // gradients of a step that lacks its update
+  bool has_been_packed = false;  // SizeChanges::has_been_packed()
   std::int64_t checkpoint = -1;  // the newest one's step
   Losses::Counts losses;         // before this one
 };
@@ -102,6 +104,7 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
       {"whole", own.whole},
       {"step", state.step},
       {"complete", own.complete},
+      {"has_been_packed", own.has_been_packed},
       {"updated", state.last_exchange.has_value()},
       {"holds", runtime::to_json(runtime::holdings_of(state))},
       {"checkpoint", own.checkpoint},
@@ -118,6 +121,7 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
     object.ignore("validated");
     reports.have_begun = object.boolean("begun") && reports.have_begun;
     reports.whole = object.boolean("whole") || reports.whole;
+    reports.has_been_packed = object.boolean("has_been_packed") || reports.has_been_packed;
     elastic::Report report{.step = object.integer("step"),
                            .gradients_complete = object.boolean("complete")};
     if (object.boolean("updated")) report.updated = {.step = report.step - 1};
@@ -201,7 +205,9 @@ Expected<bool> Run::survive(const Error& why) {
   passage_.lost->spares.insert(passage_.lost->spares.end(), met.spares.begin(), met.spares.end());
   group_.grid.reset();
   passage_.take_back();
+  const bool has_been_packed = elasticity_->changes().has_been_packed();
   elasticity_.emplace(*groups_, run_, passage_);
+  elasticity_->changes().begin_again(has_been_packed);
   if (!view.has(groups_->self().id)) {
     lane.group.reset();
     if (lane.log) static_cast<void>(lane.log->close());
@@ -231,11 +237,13 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
                gather_reports(world(), state_of(lane), lane.log ? &*lane.log : nullptr,
                               {.whole = is_whole(),
                                .complete = complete,
+                               .has_been_packed = elasticity_->changes().has_been_packed(),
                                .checkpoint = newest,
                                .losses = losses_.counts()}));
   recovery.end_phase("report");
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
+  elasticity_->changes().begin_again(reports.has_been_packed);
   const int layers = static_cast<int>(run_.model().layers.size());
   elastic::Decision decision{.origin = elastic::Origin::kInitial};
   if (reports.have_begun) {

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "dynmo/elastic/job_file.h"
@@ -114,6 +116,39 @@ TEST_F(LeaderTest, TheNextLeaderKnowsWhatThisOneKnew) {
   EXPECT_EQ(events.front().kind, "release");
   EXPECT_EQ(events.front().json.at("ranks"), Json({2}));
   EXPECT_EQ(*read_job(folder_.path()), next->endpoint());
+}
+
+// The process leads on after a loss of other ranks, and so does the hook that it has called.
+TEST_F(LeaderTest, AHookThatRunsStaysWithTheProcess) {
+  const std::filesystem::path kept = folder_.path() / "kept";
+  const std::filesystem::path hook = folder_.path() / "hook";
+  std::ofstream(hook) << "#!/bin/sh\nsleep 0.3\necho \"$DYNMO_KEPT_RANKS\" >> " << kept.string()
+                      << "\n[ -e " << hook.string() << ".again ] || { touch " << hook.string()
+                      << ".again; exit 75; }\n";
+  std::filesystem::permissions(hook, std::filesystem::perms::owner_all);
+  Leader::Options mine = options();
+  mine.releases.command = hook.string();
+  mine.releases.retries = {.first_pause = std::chrono::milliseconds(1)};
+  auto leader = *Leader::open(mine, nullptr);
+  ASSERT_TRUE(leader->publish());
+  leader->note_change(view({0, 1, 2, 3}), view({0, 1, 2}), 0, "");
+  EXPECT_TRUE(leader->poll().empty()) << "the hook has begun";
+  auto next = *Leader::open(mine, leader->handover());
+  ASSERT_TRUE(next->publish());
+  next->take_releases(*leader);
+  leader->retire(next->endpoint());
+  leader.reset();
+  next->note_change(view({0, 2}), view({0, 2}), 0, "");  // rank 1 was lost
+  BoundaryEvents events;
+  while (events.size() < 2) std::ranges::move(next->poll(), std::back_inserter(events));
+  EXPECT_EQ(events[0].json.at("outcome"), "not now");
+  EXPECT_EQ(events[1].json.at("outcome"), "done");
+  std::ifstream file(kept);
+  std::string first;
+  std::string second;
+  file >> first >> second;
+  EXPECT_EQ(first, "0,1,2");
+  EXPECT_EQ(second, "0,2");
 }
 
 TEST_F(LeaderTest, AHandoverThatIsNoneIsRefused) {

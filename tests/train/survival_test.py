@@ -246,6 +246,37 @@ class Survival(SurvivalCase):
         self.stopped("changing", process)
         self.assert_as_endless_twin("changing")
 
+    def test_a_hook_outlives_the_loss_of_another_rank_and_hears_who_runs(self):
+        """The leader lives. It was in the first call of a hook, which asks for another one."""
+        hook, kept = self.folder / "hook", self.folder / "kept"
+        hook.write_text(f"#!/bin/sh\necho begun >> {kept}\nsleep 1\necho $DYNMO_KEPT_RANKS >> {kept}\n"
+                        f"[ $(wc -l < {kept}) -gt 2 ] || exit 75\n")
+        hook.chmod(0o755)
+        extra = (*self.ENDLESS, f"elastic.release_command={hook}")
+        process = self.spawn(self.command("-n", "4", run="hooked", extra=(*self.SETTINGS, *extra)))
+        self.until(process, lambda: self.steps_done("hooked") > 3)
+        self.done("hooked", "drain", "3")
+        self.until(process, kept.exists)
+        os.kill(self.processes("hooked", process)[1], signal.SIGKILL)
+        self.until(process, lambda: len(events(self.folder / "hooked", "release")) == 2)
+        self.assertEqual([event["outcome"] for event in events(self.folder / "hooked", "release")], ["not now", "done"])
+        self.assertEqual(kept.read_text().split(), ["begun", "0,1,2", "begun", "0,2"])
+        self.stopped("hooked", process)
+
+    def test_ranks_that_joined_after_a_pack_stay_after_a_loss(self):
+        extra = (*self.ENDLESS, "elastic.pack_ranks=2")
+        process = self.spawn(self.command("-n", "3", run="packed", extra=(*self.SETTINGS, *extra)))
+        self.until(process, lambda: self.ranks("packed") == [0, 1])
+        for size in (3, 4):
+            self.join("packed")
+            self.until(process, lambda size=size: len(self.ranks("packed")) == size)
+        os.kill(self.processes("packed", process)[1], signal.SIGKILL)
+        self.until(process, lambda: self.ranks("packed") == [0, 3, 4])
+        steps = self.status("packed")["step"]
+        self.until(process, lambda: self.status("packed").get("step", 0) > steps + 30)
+        self.assertEqual(self.ranks("packed"), [0, 3, 4])
+        self.stopped("packed", process)
+
     def test_ranks_join_after_the_leader_was_killed(self):
         """One by --join, and one that a scheduler starts again."""
         process = self.spawn(self.command("-n", "3", run="grown", extra=(*self.SETTINGS, *self.ENDLESS)))
