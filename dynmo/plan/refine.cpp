@@ -69,14 +69,18 @@ struct Cut {
 
 // Returns the first neighbour with a shorter replay, or nullopt.
 Expected<std::optional<Cut>> shorter(const Cut& cut, const LowerBound& bound, Replayer& replayer) {
+  std::optional<Cut> found;
+  if (replayer.actions() > kMostActions) return found;
   const auto bound_of = [&](const std::vector<int>& counts) { return bound.of(counts); };
-  for (auto& neighbour : neighbours(cut.counts, bound_of, cut.time)) {
+  for (const auto& [move, least] : moves_below(cut.time, cut.counts, bound_of)) {
     if (replayer.actions() > kMostActions) break;
-    DYNMO_ASSIGN(const auto time, replayer.step_time(neighbour.counts));
+    std::vector<int> counts = move.of(cut.counts);
+    DYNMO_ASSIGN(const auto time, replayer.step_time(counts));
     if (!time || *time >= cut.time) continue;
-    return std::optional(Cut{std::move(neighbour.counts), *time});
+    found = Cut{std::move(counts), *time};
+    break;
   }
-  return std::optional<Cut>();
+  return found;
 }
 
 // Returns the layers of each rank if stage s is on rank s, or an empty list.

@@ -28,8 +28,9 @@ struct Refined {
 // fits the memory. The result is a local optimum, the best of all starts, ties to the first.
 //
 // Cuts whose lower bound (fill, own work, drain) is no better are not replayed. On large problems
-// it stops early after a fixed number of replayed actions, not a time. So a plan takes some tens of
-// milliseconds at most, and every rank finds the same. Returns kBadInput as evaluate().
+// it stops early after a fixed number of replayed actions, not a time, and only near ranks exchange
+// layers. So a refinement takes some hundred milliseconds at most, and every rank finds the same.
+// Returns kBadInput as evaluate().
 [[nodiscard]] Expected<Refined> refine(std::span<const std::vector<int>> starts,
                                        const BalanceProblem& problem);
 

@@ -14,7 +14,11 @@ namespace {
 
 constexpr double kMaxListedCuts = 50'000;
 
-using TimedCut = BoundedCut<double>;
+// Layers of each stage, and a lower bound of their step time.
+struct TimedCut {
+  double bound = 0;
+  std::vector<int> counts;
+};
 
 double number_of_cuts(int layers, int stages) {
   double cuts = 1;
@@ -55,9 +59,9 @@ class CutSearch {
     for (bool shorter = !best_.empty(); shorter && !is_spent();) {
       const std::vector<int> from = best_;
       const auto bound_of = [&](const std::vector<int>& counts) { return bound_s(counts); };
-      for (const TimedCut& cut : neighbours(from, bound_of, best_s())) {
-        if (is_spent() || cut.bound >= best_s()) break;
-        DYNMO_TRY(replay(cut.counts));
+      for (const auto& [move, bound] : moves_below(best_s(), from, bound_of)) {
+        if (is_spent() || bound >= best_s()) break;
+        DYNMO_TRY(replay(move.of(from)));
         if (best_ != from) break;
       }
       shorter = best_ != from;

@@ -122,31 +122,49 @@ class Replayer {
   std::int64_t actions_ = 0;
 };
 
-// Layers of each stage, and a lower bound of their step time.
-template <typename Bound>
-struct BoundedCut {
-  Bound bound{0};
-  std::vector<int> counts;
+// A move of one layer from one stage to another. Those between pass on one layer each.
+struct CutMove {
+  std::size_t from = 0;
+  std::size_t to = 0;
+
+  // Returns the layers of each stage after the move.
+  [[nodiscard]] std::vector<int> of(std::vector<int> counts) const {
+    --counts[from];
+    ++counts[to];
+    return counts;
+  }
 };
 
-// Returns the cuts with one layer moved from one stage to another whose bound is less than `below`,
-// the least bound first. A stage keeps one layer.
-template <typename BoundOf, typename Bound>
-std::vector<BoundedCut<Bound>> neighbours(const std::vector<int>& counts, const BoundOf& bound_of,
-                                          Bound below) {
-  std::vector<BoundedCut<Bound>> found;
-  for (std::size_t from = 0; from < counts.size(); ++from) {
+template <typename Bound>
+struct BoundedMove {
+  CutMove move;
+  Bound bound{0};  // lower bound of the step time
+};
+
+// Returns the moves after which the bound is less than `below`, the least bound first. A stage
+// keeps one layer. Of more than 128 stages only near ones exchange a layer, so that the time grows
+// with the square of their number: bound_of() looks at all stages.
+template <typename Bound, typename BoundOf>
+std::vector<BoundedMove<Bound>> moves_below(Bound below, std::vector<int> counts,
+                                            const BoundOf& bound_of) {
+  constexpr std::size_t kMostStages = 5'000'000;  // looked at
+  const std::size_t stages = counts.size();
+  const std::size_t reach = std::max<std::size_t>(1, kMostStages / (2 * stages * stages));
+  std::vector<BoundedMove<Bound>> found;
+  for (std::size_t from = 0; from < stages; ++from) {
     if (counts[from] == 1) continue;
-    for (std::size_t to = 0; to < counts.size(); ++to) {
+    --counts[from];
+    const std::size_t end = std::min(stages, from + reach + 1);
+    for (std::size_t to = from - std::min(from, reach); to < end; ++to) {
       if (to == from) continue;
-      std::vector<int> moved = counts;
-      --moved[from];
-      ++moved[to];
-      const Bound bound = bound_of(moved);
-      if (bound < below) found.push_back({bound, std::move(moved)});
+      ++counts[to];
+      const Bound bound = bound_of(counts);
+      if (bound < below) found.push_back({{.from = from, .to = to}, bound});
+      --counts[to];
     }
+    ++counts[from];
   }
-  std::ranges::stable_sort(found, {}, &BoundedCut<Bound>::bound);
+  std::ranges::stable_sort(found, {}, &BoundedMove<Bound>::bound);
   return found;
 }
 

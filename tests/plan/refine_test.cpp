@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <vector>
 
 #include "dynmo/plan/evaluate.h"
+#include "dynmo/plan/replayer_impl.h"
 #include "dynmo/plan/simulated_optimum.h"
 #include "tests/plan/cuts.h"
 #include "tests/support/samples.h"
@@ -133,6 +136,24 @@ TEST(Refine, EndsEarlyOnLargeProblems) {
   ASSERT_TRUE(refined) << refined.error().message;
   EXPECT_LT(refined->replays, 100);
   EXPECT_LE(replay_s(refined->counts, problem), replay_s(starts[0], problem));
+}
+
+TEST(Refine, MovesOfManyStagesTakeBoundedWork) {
+  for (const std::size_t stages : {std::size_t{100}, std::size_t{1000}}) {
+    std::int64_t looked_at = 0;
+    const auto bound_of = [&](const std::vector<int>& counts) {
+      looked_at += std::ssize(counts);
+      return static_cast<double>(std::ranges::max(counts));
+    };
+    const std::vector<int> counts(stages, 2);
+    const auto found = moves_below(4.0, counts, bound_of);
+    const auto all = static_cast<std::int64_t>(stages * (stages - 1) * stages);
+    EXPECT_EQ(looked_at, stages == 100 ? all : looked_at);
+    EXPECT_LE(looked_at, 5'000'000);
+    EXPECT_EQ(static_cast<std::int64_t>(found.size() * stages), looked_at) << "each is below 4";
+    EXPECT_EQ(found.front().move.of(counts)[found.front().move.from], 1);
+    EXPECT_EQ(found.front().move.of(counts)[found.front().move.to], 3);
+  }
 }
 
 }  // namespace
