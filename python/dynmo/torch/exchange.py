@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .batches import ITEMS
+from . import checks
+from .batches import ITEMS, Batch, first_of
+from .layers import Split
 from .ranks import Ranks
 
 LAYER_CELLS = ("forward_s", "input_gradient_s", "weight_gradient_s", "update_s", "boundary_bytes")
@@ -20,6 +22,17 @@ RANK_CELLS = ("overhead_s", "action_overhead_s", "actions", "plan_s", "migrate_s
 
 AGREED = ("batch", "requires_grad flags", "training mode", ITEMS)  # must be equal on all ranks in each step
 OF_REPLICAS = ("batch",)  # those of AGREED that may differ between replicas
+
+
+def digest_of_flags(split: Split) -> int:
+    """Returns a digest of the requires_grad flags."""
+    return checks.digest(bytes(p.requires_grad for layer in split.layers for p in layer.parameters.values()))
+
+
+def alike(split: Split, batch: Batch, frozen: int) -> list[int]:
+    """Returns this rank's values of AGREED, for a batch in host memory and a number of frozen layers at the start."""
+    mode = int(split.module.training) * 2 + int(frozen == len(split.layers))
+    return [checks.digest(batch), digest_of_flags(split), mode, checks.digest(first_of(batch).get(ITEMS))]
 
 
 def begin_agreement(ranks: Ranks, own: Sequence[int], refused: str = "") -> Callable[[], None]:

@@ -2,6 +2,7 @@
 """Gradients at the end of a step: the sums of tied parameters, and torch's clipping for any cut."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Optional
 
 import torch
@@ -15,11 +16,21 @@ from .ranks import Ranks
 TIE_TAG = 1 << 24
 
 
+def _pairs(split: Split) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    for tie in split.ties:
+        yield split.layers[tie.layers[0]].parameters[tie.first], split.layers[tie.layers[1]].parameters[tie.second]
+
+
+def mirror_ties(split: Split) -> None:
+    """Trains the second parameter of a tie if the first is trained."""
+    for first, second in _pairs(split):
+        second.requires_grad_(first.requires_grad)
+
+
 def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
     """Gives both parameters of each tie the same sum: the gradient of the head, then that of the embedding."""
     exchanged = False
-    for index, tie in enumerate(split.ties):
-        first, second = split.layers[tie.layers[0]].parameters[tie.first], split.layers[tie.layers[1]].parameters[tie.second]
+    for index, (tie, (first, second)) in enumerate(zip(split.ties, _pairs(split))):
         if not first.requires_grad:
             continue
         here = [owners[layer] == ranks.rank for layer in tie.layers]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .. import Plan as CorePlan
 from ..errors import BadInputError, RankLostError
 from . import batches, checks, saving, selfcheck, start
-from .gradients import Clip, add_ties
-from .exchange import AGREED, OF_REPLICAS, Told, begin_agreement, exchange, total_of
+from .gradients import Clip, add_ties, mirror_ties
+from .exchange import AGREED, OF_REPLICAS, Told, alike, begin_agreement, digest_of_flags, exchange, total_of
 from .layers import Context, Split, frozen_prefix
 from .live import Balancer, Move
 from .log import close_log, describe_group, open_log
@@ -227,8 +227,8 @@ class Pipeline:
         """Asks the controller, and moves layers if that pays. Call it between two steps, after zero_grad()."""
         if self._balancer is None:
             return None
-        self._mirror_ties()
-        self._ranks.agree_on_work(self._flags(), self._balancer.work_changed)
+        mirror_ties(self._split)
+        self._ranks.agree_on_work(digest_of_flags(self._split), self._balancer.work_changed)
         decision = self._balancer.decide(self.plan, self.steps)
         if decision is None:
             return None
@@ -323,7 +323,7 @@ class Pipeline:
             self._updates.times = self._balancer.times
 
     def _round(self, batch: batches.Batch) -> Tensor:
-        self._mirror_ties()
+        mirror_ties(self._split)
         if self._rounds == 0:
             self.marks.reset()
         return self._pass(batch, frozen_prefix(self._split.layers), self.marks)
@@ -381,7 +381,7 @@ class Pipeline:
         def check() -> tuple[None, dict[str, Any]]:
             self._check_trained(frozen, training)
             self._parts(batch)
-            facts = dict(zip(AGREED, self._alike(host, frozen)))
+            facts = dict(zip(AGREED, alike(self._split, host, frozen)))
             sample = batches.on_device(batches.sample_of(host, self.micro_batches), self._split.device.device)
             if training or not batches.are_known(batches.first_of(batch), self._kinds):
                 selfcheck.check_batch(self._split, sample, self._used_seed(), self._runs_apart())
@@ -426,10 +426,10 @@ class Pipeline:
                 self._updates.check_taken()
             if not self._whole:
                 batches.check_kinds(batches.first_of(batch), self._kinds)
-            return self._parts(batch), begin_agreement(self._ranks, self._alike(host, frozen))
+            return self._parts(batch), begin_agreement(self._ranks, alike(self._split, host, frozen))
         except BadInputError as error:
             with contextlib.suppress(BadInputError):
-                begin_agreement(self._ranks, self._alike(host, frozen), str(error))()
+                begin_agreement(self._ranks, alike(self._split, host, frozen), str(error))()
             raise self._ranks.agreed(str(error)) from error
 
     def _parts(self, batch: batches.Batch) -> list[dict[str, Any]]:
@@ -476,21 +476,9 @@ class Pipeline:
             self._programs[key] = make_program(self.plan, self.rank, micro_batches, frozen)
         return self._programs[key]
 
-    def _flags(self) -> int:
-        return checks.digest(bytes(p.requires_grad for layer in self._split.layers for p in layer.parameters.values()))
-
-    def _alike(self, batch: batches.Batch, frozen: int) -> list[int]:
-        mode = int(self.module.training) * 2 + int(frozen == len(self._split.layers))
-        return [checks.digest(batch), self._flags(), mode, checks.digest(batches.first_of(batch).get(batches.ITEMS))]
-
     def _owned(self) -> list[nn.Parameter]:
         owned = (layer for layer, owner in zip(self._split.layers, self.plan.owners) if owner == self.rank)
         return [parameter for layer in owned for parameter in layer.parameters.values()]
-
-    def _mirror_ties(self) -> None:
-        for tie in self._split.ties:
-            first, second = (self._split.layers[layer].parameters[name] for layer, name in zip(tie.layers, (tie.first, tie.second)))
-            second.requires_grad_(first.requires_grad)
 
     def _move(self, plan: Plan) -> Moved:
         moved = self._mover.move(self.plan, plan, keep=self._whole)
