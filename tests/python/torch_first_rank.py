@@ -145,6 +145,25 @@ def batches():
     refused_batch("samples differ in number", attention_mask={"full_attention": causal()[:3]})
 
 
+def kept_gradients():
+    """Steps without zero_grad() between them add up the gradients of the loop, also those of a tie."""
+    for options in ({}, {"schedule": "zb-h1"}, {"accumulation": 2}):
+        plain, _ = make("qwen3", tie_word_embeddings=True)
+        pipe = pipeline(*make("qwen3", tie_word_embeddings=True), balance=False, **options)
+        rounds = options.get("accumulation", 1)
+        for step in range(3 * rounds):
+            for first in (0, 2):
+                (plain(**cut(batch_of(step), slice(first, first + 2))).loss / (2 * rounds)).backward()
+            (pipe.step if (step + 1) % rounds == 0 else pipe.accumulate)(**batch_of(step))
+        tied = plain.model.embed_tokens.weight
+        wanted, count = dict(plain.named_parameters()), 0
+        for name, parameter in pipe.module.named_parameters():
+            if parameter.device.type != "meta":
+                torch.testing.assert_close(parameter.grad, wanted.get(name, tied).grad, msg=lambda said, name=name: f"{options}, {name}: {said}")
+                count += name not in wanted or wanted[name] is tied
+        assert count == sum(pipe.plan.owners[layer] == pipe.rank for layer in (0, -1)), (options, count)
+
+
 def failures_of_one_rank():
     """Every rank has the line of the one that failed."""
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +239,7 @@ def models():
         refused(f"{key} is 0.3, which leaves out blocks", lambda family=family, key=key: pipeline(*make(family, **{key: 0.3})))
 
 
-PARTS = {"batches": [batches], "failures": [failures_of_one_rank, models, flags, later_steps]}
+PARTS = {"batches": [batches, kept_gradients], "failures": [failures_of_one_rank, models, flags, later_steps]}
 
 
 if __name__ == "__main__":

@@ -27,6 +27,13 @@ def mirror_ties(split: Split) -> None:
         second.requires_grad_(first.requires_grad)
 
 
+def part_ties(split: Split) -> None:
+    """Leaves a tie's sum of earlier steps to the first parameter only, before a step adds to both. Otherwise it would be counted twice."""
+    for first, second in _pairs(split):
+        if first.requires_grad:  # else add_ties() leaves both as they are
+            second.grad = None
+
+
 def add_ties(split: Split, ranks: Ranks, owners: list[int]) -> None:
     """Gives both parameters of each tie the same sum: the gradient of the head, then that of the embedding."""
     exchanged = False

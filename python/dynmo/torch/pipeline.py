@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import Plan as CorePlan
 from ..errors import BadInputError, RankLostError
 from . import batches, checks, saving, selfcheck, start
-from .gradients import Clip, add_ties, mirror_ties
+from .gradients import Clip, add_ties, mirror_ties, part_ties
 from .exchange import AGREED, OF_REPLICAS, Told, alike, begin_agreement, digest_of_flags, exchange, total_of
 from .layers import Context, Split, frozen_prefix
 from .live import Balancer, Move
@@ -359,6 +359,8 @@ class Pipeline:
             self._split, self._ranks, program, contexts, marks, lambda loss: loss / divisor if divisor != 1 else loss,
             number, self._used_seed(), agreed,
         )
+        if training and self._rounds == 0:
+            part_ties(self._split)
         begun = device.clock.stamp()
         step.run()
         ended = device.clock.stamp()
