@@ -32,8 +32,9 @@ class Joining(RankCase):
             # The second one joins by the rank that leads after the first is lost.
             {**BASE, "name": "a new leader", "plain": True, "schedule": "zb-h1", "joins": [1, 5], "kills": [[0, 3, "step"]], "run": str(self.folder / "files")},
             {**BASE, "name": "replicas", "plain": True, "replicas": 2, "joins": [1, 2], "kills": [[2, 5, "backward"]]},
-            {**BASE, "name": "alone", "ranks": 1, "joins": [1]},
-            {**BASE, "name": "a member is lost within", "ranks": 3, "joins": [3], "kills": [[1, 3, place]]},
+            # In both a process begins alone, with nothing to balance.
+            {**BASE, "name": "alone", "ranks": 1, "joins": [1], "balance": True},
+            {**BASE, "name": "a member is lost within", "ranks": 3, "joins": [3], "kills": [[1, 3, place]], "balance": True},
             {**BASE, "name": "the newcomer is lost within", "joins": [3], "kills": [[2, -1, other]]},
         ]
         codes = run(self.folder, cases)
@@ -59,6 +60,7 @@ class Joining(RankCase):
                 self.assertTrue(first == joined or first < joined and "within" in case["name"], first)  # all may go back to a snapshot
                 self.assertEqual(part["losses"], wanted["losses"][first:])
                 part["losses"] = wanted["losses"]
+        self.assertEqual({part["measures"] for part in parts}, {case.get("balance", "run" in case)})
         names = [name for part in parts for name in part["weights"]]
         self.assertEqual(len(names), len(wanted["weights"]) * case.get("replicas", 1))
         for part in parts:

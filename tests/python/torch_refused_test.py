@@ -168,6 +168,7 @@ class Refused(Case):
             for value in values:
                 self.refuse(f"{name}={value!r}, wanted a whole number", llama(), **{name: value})
         self.refuse("schedule: dapple, wanted gpipe, 1f1b, interleaved, zb-h1", llama(), schedule="dapple")
+        self.refuse("balancer: fastest, wanted optimal, uniform, ", llama(), balancer="fastest")
         document = plan_of([5])
         self.refuse("cover 5 layers", llama(), plan=document)
         self.refuse("for 2 ranks, here are 1", llama(), plan={**document, "ranks": 2})

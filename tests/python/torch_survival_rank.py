@@ -66,7 +66,7 @@ def train(case, folder, rank, joins=False):
     """The user's loop, in which nothing of a loss is seen."""
     (folder / f"pid-{rank}").write_text(str(os.getpid()), encoding="utf-8")
     options = {name: case[name] for name in ("schedule", "replicas", "run", "metrics", "steps") if name in case}
-    pipe = make_pipe(case, balance="run" in case, joins=joins, **options)
+    pipe = make_pipe(case, balance=case.get("balance", "run" in case), joins=joins, **options)
     model, optimizer = pipe.module, pipe.optimizer
     scheduler = torch_cases.make_scheduler(optimizer)
     survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note,
@@ -94,6 +94,8 @@ def train(case, folder, rank, joins=False):
         if case.get("clip"):
             losses.insert(0, pipe.clip_grad_norm_(case["clip"]).item())
         torch_cases.update(optimizer, scheduler)
+        if case.get("balance"):
+            pipe.balance()
         if number == case.get("save_at"):
             pipe.save(folder / "checkpoint")
         return losses
@@ -106,7 +108,7 @@ def train(case, folder, rank, joins=False):
     losses = [loss for steps in (*case.get("calls", ()), case["steps"]) for loss in survivor.train(train_step, steps)]
     pipe.close()
     print(f"step {case['steps']} {time.monotonic()}", flush=True)
-    return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut}
+    return {**torch_cases.result_of(model, optimizer, sum(losses, [])), "cuts": pipe.plan.cut, "measures": pipe.profile() is not None}
 
 
 def can_fork():

@@ -22,6 +22,12 @@ from .start import profile_of
 BALANCERS = ("optimal", "uniform", "parameters", "time", "diffusion-parameters", "diffusion-time", "search")
 
 
+def check_balancer(name: str) -> None:
+    """Raises BadInputError for an unknown balancer, also if there is nothing to balance until ranks join."""
+    if name not in BALANCERS:
+        raise BadInputError(f"balancer: {name}, wanted {', '.join(BALANCERS)}")
+
+
 @dataclass(frozen=True)
 class Move:
     """A move that `balance` made: cuts, predicted step times, bytes and seconds."""
@@ -95,8 +101,6 @@ class Balancer:
     """The controller of one rank."""
 
     def __init__(self, split: Split, ranks: int, options: dict[str, Any]) -> None:
-        if options["balancer"] not in BALANCERS:
-            raise BadInputError(f"balancer: {options['balancer']}, wanted {', '.join(BALANCERS)}")
         self._split = split
         self.decisions = Decisions(profile_of(split, [(0.0, 0.0)] * len(split.layers)), ranks, options)
         self._frozen = frozen_prefix(split.layers)

@@ -16,7 +16,7 @@ from . import batches, checks, saving, selfcheck, start
 from .gradients import Clip, add_ties, mirror_ties, part_ties
 from .exchange import AGREED, OF_REPLICAS, Told, alike, begin_agreement, digest_of_flags, exchange, total_of
 from .layers import Context, Split, frozen_prefix
-from .live import Balancer, Move
+from .live import Balancer, Move, check_balancer
 from .log import close_log, describe_group, open_log
 from .marks import Marks
 from .move import Moved, Mover, release_others
@@ -126,8 +126,10 @@ class Pipeline:
         self._rounds, self._schedule_s = 0, 0.0  # in this step
         self._counts = {"micro_batches": micro_batches, "accumulation": accumulation, "steps": steps}
         self._balancing = {**self._counts, "balancer": balancer}
-        balanced = balance and (self._ranks.size > 1 or run is not None)
-        self._balancer = Balancer(self._split, self._ranks.size, self._balancing) if balanced else None
+        self._balances = balance
+        check_balancer(balancer)
+        self._updates = Updates(self._split, self._ranks, optimizer)
+        self._begin_balancing()
         self._log_at = log, log_level
         self._log = self._ranks.attempt(f"log={log}", lambda: (open_log(None if joins else log, log_level, self._ranks, self.plan), {}))
         self._record: Optional[Record] = None
@@ -143,8 +145,6 @@ class Pipeline:
         self._saved: Optional[saving.Path] = None  # the newest checkpoint
         self._searches = balance and balancer == "search"
         self._kinds: dict[str, set[str]] = {}  # kinds of values that were checked, by path
-        self._updates = Updates(self._split, self._ranks, optimizer)
-        self._updates.times = self._balancer.times if self._balancer is not None else None
 
     @property
     def rank(self) -> int:
@@ -318,9 +318,13 @@ class Pipeline:
         self._programs.clear()
         self._updates.forget()
         self.marks.reset()
-        if self._balancer is not None:
-            self._balancer = Balancer(self._split, self._ranks.size, self._balancing)
-            self._updates.times = self._balancer.times
+        self._begin_balancing()
+
+    def _begin_balancing(self) -> None:
+        """Makes the controller of this group of ranks. One rank has a controller only for the files of a run."""
+        balances = self._balances and (self._ranks.size > 1 or self._outputs.run is not None)
+        self._balancer = Balancer(self._split, self._ranks.size, self._balancing) if balances else None
+        self._updates.times = self._balancer.times if self._balancer is not None else None
 
     def _round(self, batch: batches.Batch) -> Tensor:
         mirror_ties(self._split)
