@@ -18,6 +18,7 @@ from ..errors import BadInputError
 TESTED_TORCH = tuple(torch_tested.split())
 TESTED_TRANSFORMERS = ("5.23",)
 LAYERDROPS = ("layerdrop", "layer_drop", "layerdrop_prob", "decoder_layerdrop")
+MAX_S = 10**6  # clocks of threads, stores and Gloo accept far longer times
 MAX_WRAPPERS = 16  # calls around an optimizer's step, such as a scheduler's
 
 
@@ -25,6 +26,11 @@ def check_count(name: str, value: Any, least: int) -> None:
     """Raises BadInputError unless `value` is a whole number, `least` or more, that fits into 63 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise BadInputError(f"{name}={value!r}, wanted a whole number, {least} or more")
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    if not 1 <= seconds <= MAX_S:  # beats are sent five times a second
+        raise BadInputError(f"{name}={seconds}, wanted 1 to {MAX_S} seconds")
 
 
 def digest(value: Any) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import BadInputError, RankLostError
+from . import checks
 from .channels import Channel, DeviceLane, backend_of, describe, identity_of, reason_for_host
 from .lanes import HostLane
 from .sockets import Sockets
@@ -34,7 +35,6 @@ TOLD_S = 5  # how long a rank that cannot go on waits until the others have read
 ABORT_TAG = 1 << 28  # of messages that are never sent
 STORE_S = 0.5  # timeout of the first try to reach a store, doubled for each next one; TCPStore tries twice
 MAX_SAID = 300  # characters of an exception that is not ours
-MAX_S = 10**6  # clocks of threads, stores and Gloo accept far longer times
 LANES = ("auto", "device", "host")
 
 
@@ -44,11 +44,6 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, BadInputError):
         return said
     return f"{type(error).__name__}: {said[:MAX_SAID]}" if said else type(error).__name__
-
-
-def check_seconds(name: str, seconds: float) -> None:
-    if not 1 <= seconds <= MAX_S:  # beats are sent five times a second
-        raise BadInputError(f"{name}={seconds}, wanted 1 to {MAX_S} seconds")
 
 
 def open_store(address: str, port: int, here: bool, timeout_s: float) -> Any:
@@ -104,7 +99,7 @@ class Ranks:
     way = ""  # how tensors of a device travel, and why, for the log
 
     def __init__(self, timeout_s: float) -> None:
-        check_seconds("timeout_s", timeout_s)
+        checks.check_seconds("timeout_s", timeout_s)
         self._lane: Union[HostLane, DeviceLane] = HostLane()
         self._device, self._wanted_lane = torch.device("cpu"), LANES[0]
         self._group: Optional[dist.ProcessGroup] = None

@@ -11,11 +11,11 @@ from time import perf_counter
 from typing import Any, Optional
 
 from ..errors import BadInputError, RankLostError
-from . import joining, meeting, start
+from . import checks, joining, meeting, start
 from .endpoint import Path, join, open_endpoint
 from .lines import Lines
 from .pipeline import Pipeline
-from .ranks import STORE_S, check_seconds
+from .ranks import STORE_S
 from .record import Recovery, joined
 from .snapshots import LIVE, Holding, Key, Snapshots, choose, rows_of
 
@@ -46,8 +46,8 @@ class Survivor:
             raise BadInputError(f"endpoint={os.fspath(endpoint)!r}, wanted the path of a file in a folder that all ranks share")
         if every < 0:
             raise BadInputError(f"every={every}, wanted a number of steps, or 0")
-        check_seconds("silence_s", silence_s)
-        check_seconds("wait_s", wait_s)
+        checks.check_seconds("silence_s", silence_s)
+        checks.check_seconds("wait_s", wait_s)
         for kept in keep:
             if kept is pipe.optimizer or not hasattr(kept, "load_state_dict"):
                 raise BadInputError(f"keep: a {type(kept).__name__}, wanted objects with load_state_dict() other than the optimizer")
