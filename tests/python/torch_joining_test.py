@@ -211,6 +211,14 @@ class Joining(RankCase):
         self.assertEqual(ended, [True])
         second.close(True)
 
+    def test_a_rank_that_missed_an_error_of_all_ends_with_its_line(self):
+        """It knows only that another rank has left, which was not lost."""
+        first, second = self.pair()
+        first.close(False, "rank 0: KeyError: 'a'")
+        with self.assertRaisesRegex(dynmo.BadInputError, "^rank 0: KeyError: 'a'$"):
+            meeting.meet(second, second.leave(), 20)
+        second.close(True)
+
     def test_a_process_knows_afterwards_what_the_ranks_know(self):
         """It has checked no batch itself, and may come to lead, which tells MFU."""
         known = types.SimpleNamespace(_seed=7, _kinds={"labels": {"a number"}}, _checked_apart=True, _flops_per_token=1e9)

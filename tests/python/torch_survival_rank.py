@@ -43,6 +43,10 @@ def kill_with(folder, other):
     kill_here()
 
 
+def fail():
+    raise RuntimeError("one rank's own")
+
+
 def note(recovery):
     print(f"recovered {time.monotonic()} {','.join(map(str, recovery.lost))}: {recovery}", flush=True)
 
@@ -77,6 +81,8 @@ def train(case, folder, rank, joins=False):
         if victim == rank and place in PLACES:
             place = "own snapshot" if place == "snapshot" and pipe.replicas > 1 else place
             kill_in(*PLACES[place], lambda number=number: now[0] >= number)
+        if victim == rank and place == "error":
+            kill_in(*PLACES["forward"], lambda number=number: now[0] >= number, fail)
 
     def train_step(number):
         now[0] = number

@@ -79,6 +79,15 @@ class Survival(RankCase):
         self.assertEqual(codes[3], [1, -signal.SIGKILL, 1, -signal.SIGKILL], self.said(cases[3]))
         self.assertIn("lost ranks: 1, 3, and with them all copies of layer", self.said(cases[3]))
 
+    def test_an_error_of_one_rank_ends_all_with_its_line(self):
+        cases = [{**BASE, "name": f"{count} replicas", "every": 1, "replicas": count, "kills": [[1, 3, "error"]]} for count in (1, 3)]
+        for case, ended in zip(cases, run(self.folder, cases)):
+            with self.subTest(**case):
+                self.assertEqual(ended, [1, 1, 1], self.said(case))
+                for rank in range(3):
+                    last = (self.folder / case["name"] / f"rank-{rank}.txt").read_text(encoding="utf-8").splitlines()[-1]
+                    self.assertEqual(last, "RuntimeError: one rank's own" if rank == 1 else "BadInputError: rank 1: RuntimeError: one rank's own")
+
     def test_the_files_of_a_run_go_on(self):
         """Also the leader is lost. No file has a step twice, and together they have every step."""
         place = drawn(PLACES, 1, "the place of the first loss")[0]

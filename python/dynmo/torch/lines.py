@@ -42,6 +42,7 @@ class Lines:
         self.ready: dict[int, int] = {}  # the newest generation that each member has left
         self.form: Optional[dict[str, Any]] = None  # the newest group that a leader has called
         self.done: set[int] = set()  # members that have finished training
+        self.refused = ""  # line with which a member has ended, so that all end with it
         self.left_out = False
         self._ranks, self._silence_s = ranks, silence_s
         self._generation: Optional[int] = 0 if entry is None else None  # of the current group; None if there is none
@@ -128,12 +129,14 @@ class Lines:
                 self._send(member, json.dumps({"out": True}).encode() + b"\n")
                 self._lose(member, SILENT)
 
-    def close(self, done: bool) -> None:
-        """Closes the lines. Others see a loss unless this member is `done`."""
+    def close(self, done: bool, refused: str = "") -> None:
+        """Closes the lines. Others see a loss unless this member is `done`. With the line `refused` they do not survive it."""
         with self.changed:
             self._generation, self._alarmed = None, False
             if done:
                 self.say(done=True)
+            if refused:
+                self.say(refused=refused)
             self._closing = True
         self._thread.join()
         if self._endpoint is not None:
@@ -304,6 +307,8 @@ class Lines:
             self.left_out = self._alarmed = True
         if "done" in facts:
             self.done.add(member)
+        if "refused" in facts:
+            self.refused = facts["refused"]
         if "left" in facts:
             self.ready[member] = max(self.ready.get(member, -1), facts["left"])
             if self._generation is not None and member in self.members and self.ready[member] >= self._generation:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ..errors import RankLostError
+from ..errors import BadInputError, RankLostError
 from .lines import ENDED, Lines
 from .ranks import open_store
 
@@ -34,7 +34,7 @@ class Meeting:
 
 def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
     """Waits for the group after generation `left`. Returns it, or why this process cannot be in one. Raises AllDone if there will be
-    none.
+    none, or BadInputError if a member has ended with an error of all.
     """
     deadline = time.monotonic() + limit_s
     with lines.changed:
@@ -42,6 +42,8 @@ def meet(lines: Lines, left: int, limit_s: float) -> "Meeting | str":
         while True:
             if lines.done:  # a member that is done leaves no group
                 raise AllDone
+            if lines.refused:
+                raise BadInputError(lines.refused)
             if end := _reason_to_end(lines):
                 return end
             alive = lines.alive
@@ -79,6 +81,8 @@ def wait_for_place(lines: Lines, limit_s: float) -> Meeting:
             if form is not None and form["form"] > left and lines.member in form["members"]:
                 if set(form["members"]) <= {lines.member, *lines.connected}:
                     return Meeting(form["form"], form["members"], *form["address"])
+            if lines.refused:
+                raise BadInputError(lines.refused)
             if lines.done:
                 raise RankLostError(f"rank {lines.member}: the ranks have done all steps before they could let in this process")
             if not lines.connected or lines.left_out or time.monotonic() > deadline:

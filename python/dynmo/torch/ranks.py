@@ -365,9 +365,9 @@ class Ranks:
     def tell(self, error: Exception) -> None:
         """Tells the other ranks why this rank cannot continue in the middle of a step. Ends the connections.
 
-        Does nothing for an error that all ranks have raised together.
+        Does nothing for an error that all ranks have raised together, or if a rank is lost, which may be its cause.
         """
-        if self.world == 1 or error is self._agreed or self._group is None:
+        if self.world == 1 or error is self._agreed or self._group is None or self.heard is not None and self.heard():
             return
         self._refused = f"rank {self.number}: {one_line(error)}"
         with contextlib.suppress(RuntimeError):
@@ -377,6 +377,10 @@ class Ranks:
             deadline = time.monotonic() + TOLD_S
             while store.add(f"{self._key}/read", 0) < self.world - 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
+
+    def refusal(self, error: Exception) -> str:
+        """Returns the line with which all ranks end after this error, or ""."""
+        return str(error) if error is self._agreed else self._refused
 
     def _read_refused(self) -> None:
         """Reads the refusal of another rank, which may be the reason for a failed message."""

@@ -88,7 +88,7 @@ class Survivor:
         pipe._ranks.asks = lines.asks if lines is not None and self._endpoint is not None else None
         if not pipe._whole:  # in the first step all ranks still have all layers
             self._snapshots.note(pipe.plan, pipe.steps)
-        done = False
+        done, refused = False, ""
         try:
             self._open_endpoint()
             if self._joins:
@@ -96,9 +96,12 @@ class Survivor:
             while not self._go(train_step, steps, values) and self._recover():
                 pass
             done = True
+        except Exception as error:
+            refused = pipe._ranks.refusal(error)
+            raise
         finally:
             if lines is not None:
-                lines.close(done)
+                lines.close(done, refused)
             pipe._ranks.heard = pipe._ranks.asks = None
         return [values[number] for number in sorted(values)]
 
@@ -154,6 +157,9 @@ class Survivor:
         return False
 
     def _is_loss(self, error: Exception) -> bool:
+        """Returns whether a rank is lost. An error of this rank that the others know is no loss, although they leave because of it."""
+        if self._pipe._ranks.refusal(error):
+            return False
         if self._lines is None or isinstance(error, RankLostError):
             return self._lines is not None
         return self._lines.hears_of_loss(NEWS_S)
