@@ -165,6 +165,24 @@ class Log(RankCase):
         kinds = [(event["event"], event["step"]) for event in map(json.loads, (run / "events.jsonl").read_text().splitlines())]
         self.assertEqual([each for each in kinds if each[0] in ("start", "end")], [("start", 0), ("end", 3), ("start", 2), ("end", 4)])
 
+    def test_a_record_has_the_loss_and_the_tokens_of_all_batches_of_its_step(self):
+        for items in (None, 21):
+            with self.subTest(items=items):
+                run = self.folder / f"run-{items}"
+                pipe, wanted = pipeline(run=run, accumulation=3), []
+                for step in range(2):
+                    batches = [torch_cases.batch_of(CASE, 3 * step + number) for number in range(3)]
+                    batches = [batch if items is None else {**batch, "num_items_in_batch": items} for batch in batches]
+                    loss = pipe.accumulate(**batches[0]) + pipe.accumulate(**batches[1])
+                    pipe.evaluate(**batches[0])  # is no part of the step
+                    wanted.append(((loss + pipe.step(**batches[2])).item(), sum(batch["input_ids"].numel() for batch in batches)))
+                    torch_cases.update(pipe.optimizer)
+                pipe.close()
+                records = [json.loads(line) for line in (run / "records" / "rank-0.jsonl").read_text().splitlines()]
+                for record, (loss, tokens) in zip(records, wanted, strict=True):
+                    self.assertAlmostEqual(record["loss"], loss, places=5)  # another order of sums
+                    self.assertEqual(record["tokens"], tokens)
+
     def test_a_loss_that_is_no_number_is_recorded(self):
         run = self.folder / "run"
         pipe = pipeline(run=run)

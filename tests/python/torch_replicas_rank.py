@@ -117,11 +117,12 @@ def mesh(rank):
 
 
 def records(folder):
-    """The files of a run, of all ranks."""
-    pipe = make(run=f"{folder}/run", balance=True, steps=2)
-    for step in range(2):
-        train_step(pipe, torch_cases.batches_of({**CASE, "replicas": 2}, step)[pipe.replica])
-    pipe.close()
+    """The files of two runs, of all ranks."""
+    for name, balance in (("run", True), ("unbalanced", False)):
+        pipe = make(run=f"{folder}/{name}", balance=balance, steps=2)
+        for step in range(2):
+            train_step(pipe, torch_cases.batches_of({**CASE, "replicas": 2}, step)[pipe.replica])
+        pipe.close()
 
 
 def dropout(folder):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas are, bit for bit, one process that has a buffer of gradients for the batch of each and adds these in order."""
+import itertools
 import json
 import unittest
 
@@ -34,10 +35,10 @@ class Replicas(RankCase):
         )
 
         tokens = [sum(batch["input_ids"].numel() for batch in batches_of({"micro_batches": 2, "replicas": 2}, step)) for step in range(2)]
-        for rank in range(4):
-            records = [json.loads(line) for line in (self.folder / "run" / "records" / f"rank-{rank}.jsonl").read_text().splitlines()]
-            self.assertEqual([(record["rank"], record["tokens"]) for record in records], [(rank, count) for count in tokens])
-            self.assertGreater(records[1]["reduction_s"], 0)
+        for rank, name in itertools.product(range(4), ("unbalanced", "run")):
+            records = [json.loads(line) for line in (self.folder / name / "records" / f"rank-{rank}.jsonl").read_text().splitlines()]
+            self.assertEqual([(record["rank"], record["tokens"]) for record in records], [(rank, count) for count in tokens], name)
+            self.assertGreater(records[1]["reduction_s"], 0) if name == "run" else self.assertIsNone(records[1]["step_s"])
         run = json.loads((self.folder / "run" / "summary.json").read_text())["runs"][0]
         self.assertEqual((run["ranks"], run["replicas"]), (4, 2))
 

@@ -71,16 +71,16 @@ class Told:
 
 
 def exchange(ranks: Ranks, micro_batches: int, layers: int, own: Told, whole: bool) -> Told:
-    """Returns the parts of all ranks, joined. Without `whole`, only losses and `asked` are exchanged."""
+    """Returns the parts of all ranks, joined. The times of layers and ranks are exchanged only with `whole`."""
     widths = (1, len(LAYER_CELLS), len(RANK_CELLS), 1, 1)
-    counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0, 1 if whole else 0, 1)
+    counts = (micro_batches, layers if whole else 0, ranks.size if whole else 0, 1, 1)
     cells = torch.zeros(ranks.replicas, sum(width * count for width, count in zip(widths, counts)), dtype=torch.float64)
     parts = torch.split(cells, [width * count for width, count in zip(widths, counts)], dim=1)
     for micro_batch, loss in own.losses.items():
         parts[0][ranks.replica, micro_batch] = loss
     _fill(parts[1][ranks.replica], LAYER_CELLS, own.layers)
     _fill(parts[2][ranks.replica], RANK_CELLS, own.ranks)
-    if whole and ranks.rank == 0:
+    if ranks.rank == 0:
         parts[3][ranks.replica, 0] = own.tokens
     parts[4][ranks.replica, 0] = own.asked
     ranks.sum(cells)

@@ -135,7 +135,7 @@ class Pipeline:
         self._record: Optional[Record] = None
         if run is not None and not joins:
             self._record = self._ranks.attempt(f"run={run}", lambda: (Record(self._outputs, self._ranks, self._counts, self._log), {}))
-        self._tokens, self._predicted_s, self._flops_per_token = 0, 0.0, 0.0
+        self._tokens, self._loss, self._predicted_s, self._flops_per_token = 0, 0.0, 0.0, 0.0  # the first two in this step
         self.steps = 0
         self.losses: list[float] = []
         start.untie_optimizer(self._split, optimizer)
@@ -372,8 +372,7 @@ class Pipeline:
         marks.settle()
         self._schedule_s = device.clock.seconds(begun, ended) + (self._schedule_s if self._rounds else 0.0)
         device.clock.free([begun, ended])
-        last = training and self._rounds == self._accumulation - 1
-        self.losses = self._exchange(losses, frozen, last, contexts, whole)
+        self.losses = self._exchange(losses, frozen, training, contexts, whole)
         return total_of(self.losses, divisor, self.replicas, next(self.module.parameters()).dtype)
 
     def _used_seed(self) -> Optional[int]:
@@ -447,10 +446,11 @@ class Pipeline:
     def _cut(self, batch: batches.Batch) -> list[dict[str, Any]]:
         return batches.micro_batches_of(batch, self.micro_batches, fewer=self.replicas == self._accumulation == 1)
 
-    def _exchange(self, losses: dict[int, float], frozen: int, last: bool, contexts: list[Context], summed: bool) -> list[float]:
+    def _exchange(self, losses: dict[int, float], frozen: int, training: bool, contexts: list[Context], summed: bool) -> list[float]:
         """Exchanges losses, and at the end of a step the layers' times unless it had fewer micro-batches. Returns the losses of all
         micro-batches.
         """
+        last = training and self._rounds == self._accumulation - 1
         balancer = self._balancer if last and len(contexts) == self.micro_batches else None
         own = Told(losses)
         if balancer is not None:
@@ -458,18 +458,18 @@ class Pipeline:
             balancer.times.settle()
             if self.rank < self.ranks:
                 own = balancer.own_part(self.plan, self.rank, self.marks, losses, self._schedule_s, contexts[0])
-            own.tokens = self._tokens
+        own.tokens = self._tokens if last else 0
         own.asked = self._ranks.number == 0 and self._ranks.asks is not None and self._ranks.asks()
         told = exchange(self._ranks, len(contexts), len(self._split.layers), own, whole=balancer is not None)
         self._asked = told.asked
         if balancer is not None:
             balancer.observe(told, self.plan, frozen)
+        if training:
+            loss = sum(told.losses.values()) / (1 if summed else len(told.losses) * self._accumulation)
+            self._loss = loss + (self._loss if self._rounds else 0.0)
         if last:
             if self._record is not None:
-                facts = {
-                    "loss": sum(told.losses.values()) / (1 if summed else len(told.losses)), "tokens": self._tokens,
-                    "predicted_s": self._predicted_s, "reduction_s": self.reduced.seconds,
-                }
+                facts = {"loss": self._loss, "predicted_s": self._predicted_s, "reduction_s": self.reduced.seconds}
                 self._record.step(self.steps, self.plan, frozen, facts, told, balancer, self._flops_per_token)
             self._log.debug("step %5d  losses %s, the schedule took %.6f s", self.steps, told.losses, self._schedule_s)
         return list(told.losses.values())

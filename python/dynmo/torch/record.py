@@ -119,12 +119,12 @@ class Record:
         `flops_per_token`: FLOPs of the products of a forward pass; 0: unknown.
         """
         rank, ranks = self._ranks.rank, self._ranks.size
-        facts["loss"] = _measured(facts["loss"])
+        facts |= {"loss": _measured(facts["loss"]), "tokens": int(told.tokens)}
         if balancer is None:
             facts = {"loss": facts["loss"], "tokens": facts["tokens"], "step_s": None, "busy_s": None, "imbalance": None, "bubble": None}
         else:
             own = told.ranks[self._ranks.replica * ranks + rank] if rank < ranks else {"busy_s": 0.0}
-            facts |= {**balancer.facts, "tokens": int(told.tokens), "busy_s": own["busy_s"]}
+            facts |= {**balancer.facts, "busy_s": own["busy_s"]}
         step_flops = 3 * flops_per_token * facts["tokens"]  # F, I and W
         if step_flops != self._step_flops:
             self._step_flops = step_flops
