@@ -42,6 +42,35 @@ class Grows(Shrinks):
         return torch.cat([hidden, hidden[:, :1]], 1)
 
 
+class Drops(nn.Module):
+    """Dropout by a function, of which no module tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, given):
+        return nn.functional.dropout(self.linear(given), 0.5, self.training)
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, given):
+        return self.attention(given, given, given)[0]
+
+
+class Recurs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, given):
+        return self.lstm(given)[0]
+
+
 class Refused(Case):
     def refuse(self, text, *arguments, **options):
         self.assert_refused(dynmo.BadInputError, text, dt.Pipeline, *arguments, **{"micro_batches": 2, **options})
@@ -207,6 +236,22 @@ class Refused(Case):
         pipe = dt.Pipeline(layers=pair, micro_batches=2, **{**options, "hidden": lambda x: torch.empty(x.shape[0], 3)})
         self.assert_refused(dynmo.BadInputError, "layer one gives (1, 2)", pipe.step, torch.zeros(2, 2), torch.zeros(2, 2))
         self.assert_refused(dynmo.BadInputError, "input and target", pipe.step, torch.zeros(2, 2))
+
+    def test_own_layers_that_draw_random_numbers(self):
+        given, target = torch.randn(2, 4, 3, 4, generator=torch.Generator().manual_seed(5))
+
+        def pipe(kind, **options):
+            torch.manual_seed(3)
+            layers = [("one", kind()), ("two", nn.Linear(4, 4))]
+            return dt.Pipeline(layers=layers, loss_fn=nn.functional.mse_loss, hidden=torch.empty_like, micro_batches=2, **options)
+
+        text = "but layers draw random numbers, wanted seed=NUMBER, from which they follow"
+        self.assert_refused(dynmo.BadInputError, text, pipe(Drops).step, given, target)
+        losses = [pipe(Drops, seed=seed).step(given, target).item() for seed in (7, 7, 8)]
+        self.assertEqual([loss == losses[0] for loss in losses], [True, True, False])
+        for kind in (Attends, Recurs):
+            with self.subTest(kind.__name__), self.assertWarnsRegex(UserWarning, "draws random numbers"):
+                pipe(kind).step(given, target)
 
     def test_lists_of_micro_batches(self):
         pipe = self.pipe()

@@ -60,7 +60,7 @@ class Pipeline:
         metrics_port: Port of rank 0 for Prometheus; 0: none.
         peak_flops: FLOP/s of a rank's device, for MFU; 0: unknown.
         log, log_level: A folder for a log of each rank, from debug, info, warning or error on.
-        seed: Seed of dropout. Without one it is PyTorch's seed of rank 0.
+        seed: Seed of dropout. Without one it is PyTorch's seed of rank 0. Layers that draw random numbers by functions want one.
         timeout_s: Longest wait for a message, in seconds.
         lane: "device": tensors of a device go from device to device, else refused; "host": through host memory; "auto": if they can.
         joins: Whether this process, without a launcher, joins ranks that train, by `Survivor(endpoint=FILE)`.

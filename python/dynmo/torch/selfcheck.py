@@ -199,18 +199,23 @@ def flops_of(split: Split, batch: MicroBatch, seed: Optional[int]) -> float:
 
 
 def _checked(split: Split, batch: MicroBatch, seed: Optional[int], weights_apart: bool) -> Tensor:
+    before = split.device.random_state()
     try:
         found = whole(split.module, split.whole(batch, _seeding(seed)))
     except BadInputError:
         raise
     except Exception as error:
         raise BadInputError(f"batch: the model cannot run it, {one_line(error)}; wanted a batch that model(**batch) takes") from error
+    draws = seed is None and not all(map(torch.equal, before, split.device.random_state()))
     problem = _problem(split, batch, seed, *found, weights_apart)
+    if problem and draws:
+        wanted = "seed=NUMBER, from which they follow" if split.module.training else "none in eval mode"
+        raise BadInputError(f"batch: {problem}, but layers draw random numbers, wanted {wanted}")
     if problem:
         key = _culprit(split, batch, seed)
         raise BadInputError(
-            f"batch: {problem}{f' because of its {key}, wanted the batch without it' if key else ''}; it cannot be split so, "
-            "use layers=[(name, module), ...]"
+            f"batch: {problem}{f' because of its {key}, wanted the batch without it' if key else ''}; it cannot be split so"
+            f"{', use layers=[(name, module), ...]' if isinstance(split, Decoder) else ''}"
         )
     return found[0]
 

@@ -116,9 +116,9 @@ def document_of(given: Any) -> Any:
 
 
 def seed_of(draws: bool, seed: Optional[int], ranks: Ranks) -> Optional[int]:
-    """Returns the seed of keyed random numbers, or None if training draws none."""
+    """Returns the seed of keyed random numbers: the given one, or if training draws some, PyTorch's of rank 0."""
     if not draws:
-        return None
+        return seed
     chosen = int(ranks.gather(torch.initial_seed())[0]) if seed is None else seed
     if ranks.number == 0:
         warnings.warn(
@@ -129,7 +129,9 @@ def seed_of(draws: bool, seed: Optional[int], ranks: Ranks) -> Optional[int]:
 
 
 def _has_dropout(module: nn.Module) -> bool:
-    return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
+    """Returns whether a module of torch has dropout. Calls of torch.nn.functional.dropout are not known before a batch runs."""
+    kinds: tuple[tuple[Any, str], ...] = ((nn.modules.dropout._DropoutNd, "p"), (nn.MultiheadAttention, "dropout"), (nn.RNNBase, "dropout"))
+    return any(isinstance(part, kind) and getattr(part, rate) > 0 for part in module.modules() for kind, rate in kinds)
 
 
 def untie_optimizer(split: Split, optimizer: Optional[torch.optim.Optimizer]) -> None:
