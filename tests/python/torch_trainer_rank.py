@@ -3,6 +3,7 @@
 
 Before the ranks meet, rank 0 does this run with transformers' own class.
 """
+import copy
 import os
 import pathlib
 import runpy
@@ -54,11 +55,22 @@ class Moves(TrainerCallback):
             assert self.trainer.pipe.move_to(plan_of([2, 4], owners=[1, 0])).done
 
 
-def make_trainer(kind, out, more={}, **changed):
+class Keeps(TrainerCallback):
+    """Keeps what a trainer has before the step from which a run is resumed."""
+
+    trainer = result = None
+
+    def on_step_begin(self, args, state, control, **others):
+        if state.global_step == RESUMED:
+            self.result = copy.deepcopy(result_of(self.trainer))
+
+
+def make_trainer(kind, out, more={}, tied=False, **changed):
     """Takes arguments of TrainingArguments, and `more` of the Trainer."""
     torch.manual_seed(3)
     model = LlamaForCausalLM(LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=96))
+        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=96,
+        tie_word_embeddings=tied))
     arguments = TrainingArguments(**{
         "output_dir": str(out), "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "logging_steps": 4,
         "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4, "weight_decay": 0.1, "warmup_steps": 3, "learning_rate": 1e-2,
@@ -95,6 +107,14 @@ def refusals(folder, trainer, rank):
     refused("wanted trainer.pipe.evaluate", lambda: trainer.model_wrapped(**padded([Rows(1, 1)[0]])))
 
 
+def run_tied(kind, out, **resumed):
+    """Runs a tied model. Returns what it has before the step from which it is resumed, and at the end."""
+    keeps = Keeps()
+    keeps.trainer = make_trainer(kind, out, {"callbacks": [keeps]}, tied=True, eval_strategy="no", seed=7)
+    keeps.trainer.train(**resumed)
+    return keeps.result, result_of(keeps.trainer)
+
+
 def run_plain(folder):
     """Runs what is compared, as one process without a launcher."""
     with mock.patch.dict(os.environ):
@@ -102,6 +122,7 @@ def run_plain(folder):
             os.environ.pop(name, None)
         plain = make_trainer(transformers.Trainer, folder / "plain", seed=7)
         plain.train()
+        torch.save(run_tied(transformers.Trainer, folder / "tied"), folder / "plain-tied.pt")
     torch.save(result_of(plain), folder / "plain.pt")
 
 
@@ -120,6 +141,7 @@ def main(folder):
         again = make_trainer(dt.PipelineTrainer, folder / f"again-{kind}", seed=7)
         again.train(resume_from_checkpoint=str(folder / kind / f"checkpoint-{RESUMED}"))
         result[kind] = result_of(again)
+    result["tied"] = run_tied(dt.PipelineTrainer, folder / "again-tied", resume_from_checkpoint=str(folder / "tied" / f"checkpoint-{RESUMED}"))
     torch.save(result, folder / f"rank-{rank}.pt")
     refusals(folder, again, rank)
 

@@ -29,6 +29,7 @@ class Trainers(RankCase):
                 part[kind]["losses"].pop()
             with self.subTest(resumed=kind):
                 self.assert_same(wanted, [part[kind] for part in parts])
+        self.check_tied([part["tied"] for part in parts])
 
         for step in (4, 8):
             files = [self.folder / kind / f"checkpoint-{step}" / "model.safetensors" for kind in ("plain", "piped")]
@@ -36,6 +37,18 @@ class Trainers(RankCase):
         self.assertTrue((self.folder / "example" / "model.safetensors").exists())
         state = json.loads((self.folder / "example" / "checkpoint-10" / "trainer_state.json").read_text())
         self.assertEqual([log["step"] for log in state["log_history"]], list(range(1, 11)))
+
+    def check_tied(self, parts):
+        """A checkpoint of the plain Trainer has one parameter for embedding and head, and each rank two. They stay equal."""
+        wanted, _ = torch.load(self.folder / "plain-tied.pt")
+        embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+        for key in ("weights", "state"):
+            wanted[key][head] = wanted[key][embedding]
+        for begun, _ in parts:  # each rank still has all layers
+            self.assert_same({**wanted, "losses": begun["losses"]}, [begun])
+        ended = {name: weight for _, end in parts for name, weight in end["weights"].items()}
+        self.assertTrue(torch.equal(ended[head], ended[embedding]))
+        self.assertFalse(torch.equal(ended[head], wanted["weights"][head]))
 
     def check_records(self, logs):
         """Of each rank, with the losses of the logs, each the mean over four steps."""

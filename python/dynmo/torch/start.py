@@ -2,10 +2,11 @@
 """The start of a pipeline: splitting, comparing ranks, the first plan, ties in the optimizer."""
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -147,6 +148,18 @@ def untie_optimizer(split: Split, optimizer: Optional[torch.optim.Optimizer]) ->
             optimizer.state[second] = {
                 key: value.clone() if isinstance(value, Tensor) else value for key, value in optimizer.state[first].items()
             }
+
+
+@contextlib.contextmanager
+def tied_optimizer(split: Split, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Takes the second parameter of each tie out of the optimizer while it is active, to load a state that was saved before the split."""
+    copies = {id(split.layers[tie.layers[1]].parameters[tie.second]) for tie in split.ties}
+    for group in optimizer.param_groups:
+        group["params"][:] = [parameter for parameter in group["params"] if id(parameter) not in copies]
+    try:
+        yield
+    finally:
+        untie_optimizer(split, optimizer)
 
 
 # --- The first plan. ---

@@ -20,6 +20,7 @@ from .batches import ITEMS
 from .device import CPU, to_device
 from .live import Move
 from .pipeline import Pipeline
+from .start import tied_optimizer
 
 try:
     from transformers import Trainer
@@ -246,7 +247,9 @@ class PipelineTrainer(Trainer):
         if checkpoint is None or self.pipe is None:
             return
         if not os.path.isdir(os.path.join(checkpoint, FOLDER)):  # written by the Trainer itself
-            super()._load_optimizer_and_scheduler(checkpoint)
+            optimizer: Any = self.optimizer
+            with tied_optimizer(self.pipe._split, getattr(optimizer, "optimizer", optimizer)):
+                super()._load_optimizer_and_scheduler(checkpoint)
         else:
             self.pipe.load(os.path.join(checkpoint, FOLDER))
             scheduler: Any = self.lr_scheduler
