@@ -104,6 +104,8 @@ def batch_of(case, step):
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
     if case.get("items"):
         batch["num_items_in_batch"] = int((batch["labels"][:, 1:] != -100).sum())
+    if case.get("routers"):
+        batch["output_router_logits"] = True
     return batch
 
 

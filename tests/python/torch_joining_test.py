@@ -34,17 +34,19 @@ class Joining(RankCase):
             {**BASE, "name": "replicas", "plain": True, "replicas": 2, "joins": [1, 2], "kills": [[2, 5, "backward"]]},
             # In both a process begins alone, with nothing to balance.
             {**BASE, "name": "alone", "ranks": 1, "joins": [1], "balance": True},
+            # Only the first batch says that the loss reads the routers, and a newcomer has not seen it.
+            {**BASE, "name": "routers", "plain": True, "family": "mixtral", "optimizer": "sgd", "routers": True, "joins": [1], "steps": 4},
             {**BASE, "name": "a member is lost within", "ranks": 3, "joins": [3], "kills": [[1, 3, place]], "balance": True},
             {**BASE, "name": "the newcomer is lost within", "joins": [3], "kills": [[2, -1, other]]},
         ]
         codes = run(self.folder, cases)
-        plain = {name: torch.load(self.folder / name / "plain.pt") for name in ("a new leader", "replicas")}
+        plain = {name: torch.load(self.folder / name / "plain.pt") for name in ("a new leader", "replicas", "routers")}
         for case, ended in zip(cases, codes):
             with self.subTest(**case):
                 victims = [victim for victim, _, _ in case["kills"]]
                 count = case["ranks"] + len(case["joins"])
                 self.assertEqual(ended[:count], [-signal.SIGKILL if rank in victims else 0 for rank in range(count)], self.said(case))
-                wanted = plain["replicas" if "replicas" in case else "a new leader"]
+                wanted = plain[case["name"] if "plain" in case else "a new leader"]
                 self.check(case, wanted, [rank for rank in range(count) if rank not in victims])
         self.check_files(cases[0])
 
@@ -221,8 +223,8 @@ class Joining(RankCase):
 
     def test_a_process_knows_afterwards_what_the_ranks_know(self):
         """It has checked no batch itself, and may come to lead, which tells MFU."""
-        known = types.SimpleNamespace(_seed=7, _kinds={"labels": {"a number"}}, _checked_apart=True, _flops_per_token=1e9)
-        new = types.SimpleNamespace()
+        known = types.SimpleNamespace(_seed=7, _kinds={"labels": {"a number"}}, _checked_apart=True, _flops_per_token=1e9, _split="of layers")
+        new = types.SimpleNamespace(_split="of layers")
         joining.learn(new, joining.facts_of(known))
         self.assertEqual(new, known)
 

@@ -12,7 +12,7 @@ import enum
 import inspect
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
@@ -432,6 +432,19 @@ class Decoder:
         """Changes what blocks get as caches and from boundaries. Drops earlier notes."""
         self.caches, self.carried = caches, carried
         self._cache.clear()
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Returns what batches have shown so far, for a process that has not seen them."""
+        return {
+            "caches": self.caches, "carried": self.carried, "forces_gradients": self.forces_gradients, "routers": self.routers.learned,
+        }
+
+    def adopt(self, learned: Mapping[str, Any]) -> None:
+        """Takes what another process has learned with the same model."""
+        self.take(learned["caches"], learned["carried"])
+        self.forces_gradients = learned["forces_gradients"]
+        self.routers.adopt(learned["routers"])
 
     def learn_what_notes_follow(self, batches: list[MicroBatch]) -> None:
         """Sets notes_follow_shapes, by the notes of batches that differ only in their ids."""

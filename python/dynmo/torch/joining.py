@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import checks
+from .decoder import Decoder
 from .log import open_log
 from .pipeline import Pipeline
 from .record import Record
@@ -31,12 +32,17 @@ def refusal(own: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def facts_of(pipe: Pipeline) -> dict[str, Any]:
-    """Returns the facts that a joining process gets in addition to a snapshot."""
-    return {"seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart, "flops": pipe._flops_per_token}
+    """Returns the facts that a joining process gets in addition to a snapshot. It has not seen the first batch."""
+    return {
+        "seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart, "flops": pipe._flops_per_token,
+        "learned": pipe._split.learned if isinstance(pipe._split, Decoder) else None,
+    }
 
 
 def learn(pipe: Pipeline, facts: dict[str, Any]) -> None:
     pipe._seed, pipe._kinds, pipe._checked_apart, pipe._flops_per_token = (facts[name] for name in ("seed", "kinds", "apart", "flops"))
+    if isinstance(pipe._split, Decoder):
+        pipe._split.adopt(facts["learned"])
 
 
 def begin_files(pipe: Pipeline, rows: Sequence[Sequence[int]], member: int) -> None:

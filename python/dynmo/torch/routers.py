@@ -90,6 +90,25 @@ class Routers:
         """Forgets all routers, because the loss does not depend on them."""
         self._routers, self._tuple, self._holders = {}, [], []
 
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Returns what learn() has found, with the names of modules, for a process that has not seen the batch."""
+        names = {id(module): name for name, module in self._model.named_modules()}
+        return {
+            "routers": {
+                name: (router.block, names[id(router.module)], router.index, router.flat, router.shape) for name, router in self._routers.items()
+            },
+            "tuple": self._tuple, "holders": [names[id(module)] for module in self._holders], "types": self._types,
+        }
+
+    def adopt(self, learned: Mapping[str, Any]) -> None:
+        """Takes what another process has learned with the same model."""
+        self._routers = {
+            name: _Router(block, self._model.get_submodule(module), *rest) for name, (block, module, *rest) in learned["routers"].items()
+        }
+        self._tuple, self._types = learned["tuple"], learned["types"]
+        self._holders = [self._model.get_submodule(name) for name in learned["holders"]]
+
     # --- Carrying them. ---
 
     def specs(self, batch: MicroBatch, layer: int, hidden: tuple[int, ...], mode: Mode) -> list[Spec]:
