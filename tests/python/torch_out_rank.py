@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch_out_rank.py FOLDER TASK FIRST LAST: trains steps FIRST to LAST, after a load where FIRST is not 0; then saves."""
+import contextlib
+import pathlib
 import random
+import unittest.mock
 
 import torch
 import torch.distributed as dist
 
 import dynmo.torch as dt
 import torch_cases
+from dynmo.torch import saving
 from torch_rank import random_plan
-from torch_ranks import make_pipe, refused, run_rank
+from torch_ranks import make_pipe, refused, run_rank, train_step
 
 CASES = {
     "llama": {"family": "llama", "micro_batches": 4, "clip": 1.0},
@@ -70,6 +74,26 @@ def check_differences(rank):
             refused(f"rank 1 has another {text}", lambda pipe=pipe, batch=batch: pipe.step(**batch))
 
 
+def fail(_):
+    raise ValueError("no room")
+
+
+def check_unwritable(folder):
+    """Every rank has the line of the one that writes, and trains on."""
+    file = pathlib.Path(folder) / "file"
+    file.touch()
+    pipe = make_pipe(CASES["llama"])
+    train_step(pipe, torch_cases.batch_of(CASES["llama"], 0))
+    refused("rank 0: writing the weights ends with NotADirectoryError", lambda: pipe.save_pretrained(file / "out"))
+    refused("rank 0: writing the weights ends with ValueError: no room", lambda: pipe.write_weights(fail))
+    train_step(pipe, torch_cases.batch_of(CASES["llama"], 1))
+    if dist.get_rank() == 1:
+        with unittest.mock.patch.object(saving, "to_host", side_effect=MemoryError("no memory")), contextlib.suppress(MemoryError):
+            pipe.save_pretrained(f"{folder}/none")
+    else:
+        refused("rank 1: MemoryError: no memory", lambda: pipe.save_pretrained(f"{folder}/none"))
+
+
 def run(folder, name, first, last):
     case = CASES[name]
     pipe = make_pipe(case)
@@ -102,6 +126,7 @@ def main(folder, task, first, last):
     if task == "more":
         own_layers()
         check_differences(dist.get_rank())
+        check_unwritable(folder)
 
 
 if __name__ == "__main__":

@@ -85,15 +85,23 @@ def pretrained_writer(module: Any, folder: Path, options: dict[str, Any]) -> Cal
 
 
 def write_weights(split: Split, ranks: Ranks, owners: list[int], write: Callable[[dict[str, Tensor]], None]) -> None:
-    """Gathers the model's state dict on rank 0, and calls `write` there."""
-    weights = gather_weights(split, ranks, owners)
-    if weights is not None:
-        module: Any = split.module
-        with reading_everything(module):
-            kept = dict(module.state_dict())  # gives the order, and persistent buffers outside of layers
-        kept.update({name: tensor for name, tensor in weights.items() if name in kept})
-        write(kept)
-    ranks.gather(None)  # no rank continues before it is written
+    """Gathers the model's state dict on rank 0, and calls `write` there. If it fails, all ranks raise the same error."""
+    try:
+        weights = gather_weights(split, ranks, owners)
+    except Exception as error:  # such as one of memory, which rank 0 needs for all weights
+        ranks.tell(error)
+        raise
+
+    def written() -> tuple[None, dict[str, Any]]:
+        if weights is not None:
+            module: Any = split.module
+            with reading_everything(module):
+                kept = dict(module.state_dict())  # gives the order, and persistent buffers outside of layers
+            kept.update({name: tensor for name, tensor in weights.items() if name in kept})
+            write(kept)
+        return None, {}
+
+    ranks.attempt("writing the weights", written)  # no rank continues before it is written
 
 
 def _owned(split: Split, ranks: Ranks, owners: list[int]) -> list[Layer]:
