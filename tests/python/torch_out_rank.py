@@ -11,6 +11,7 @@ import torch.distributed as dist
 import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import saving
+from plans import plan_of
 from torch_rank import random_plan
 from torch_ranks import make_pipe, refused, run_rank, train_step
 
@@ -78,6 +79,23 @@ def fail(_):
     raise ValueError("no room")
 
 
+def check_unreadable(folder):
+    """Every rank has the line of the one that cannot read a checkpoint, or whose layers are not in it, and trains on."""
+    checkpoint = f"{folder}/llama-checkpoint"
+    pipe = make_pipe(CASES["llama"])
+    train_step(pipe, torch_cases.batch_of(CASES["llama"], 0))
+    refused("rank 1: absent: no checkpoint", lambda: pipe.load("absent" if dist.get_rank() == 1 else checkpoint))
+    pipe.load(checkpoint)
+    cases = (
+        ({"num_hidden_layers": 5}, [5, 1, 1], f"rank 1: {checkpoint}: it has no model.layers.4."),
+        ({"intermediate_size": 40}, [5, 1], f"rank 0: {checkpoint}: it has model.layers.0.mlp.gate_proj.weight of shape (48, 32), here (40, 32)"),
+    )
+    for changed, counts, line in cases:
+        other = make_pipe({**CASES["llama"], "config": changed}, plan=plan_of(counts, ranks=3))
+        refused(line, lambda other=other: other.load(checkpoint))
+        train_step(other, torch_cases.batch_of(CASES["llama"], 0))
+
+
 def check_unwritable(folder):
     """Every rank has the line of the one that writes, and trains on."""
     file = pathlib.Path(folder) / "file"
@@ -127,6 +145,7 @@ def main(folder, task, first, last):
         own_layers()
         check_differences(dist.get_rank())
         check_unwritable(folder)
+        check_unreadable(folder)
 
 
 if __name__ == "__main__":

@@ -166,10 +166,20 @@ def save(folder: Path, found: dict[str, Any], ranks: Ranks, device: Device) -> N
 
 
 def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer: Optional[torch.optim.Optimizer]) -> dict[str, Any]:
-    """Reads this rank's part of a checkpoint, which may have been written by any number of ranks."""
+    """Reads this rank's part of a checkpoint, which may have been written by any number of ranks. If one rank cannot, all raise the same
+    error.
+    """
+    from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    target = ranks.attempt("reading the checkpoint", lambda: (_room_for(folder, split, _owned(split, ranks, owners)), {}))
+    read(target, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.world == 1)
+    return target
+
+
+def _room_for(folder: Path, split: Split, layers: list[Layer]) -> dict[str, Any]:
+    """Returns tensors for the parts of a checkpoint that belong to the layers, and None for other values."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load as read
 
     try:
         stored = FileSystemReader(folder).read_metadata().state_dict_metadata
@@ -177,8 +187,13 @@ def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer:
         raise BadInputError(f"{os.fspath(folder)}: no checkpoint ({error}), wanted a folder that Pipeline.save wrote") from error
     first_of = {tie.second: tie.first for tie in split.ties}
     wanted = {
-        first_of.get(name, name) for layer in _owned(split, ranks, owners) for name in (*layer.parameters, *layer.buffers)
+        first_of.get(name, name): tuple(tensor.shape) for layer in layers for name, tensor in {**layer.parameters, **layer.buffers}.items()
     }
+    for name, shape in wanted.items():
+        found = tuple(getattr(stored.get(name), "size", ()))
+        if name not in stored or found != shape:
+            has = f"no {name}" if name not in stored else f"{name} of shape {found}, here {shape}"
+            raise BadInputError(f"{os.fspath(folder)}: it has {has}, wanted a checkpoint of the same model")
     target: dict[str, Any] = {}
     for name, entry in stored.items():
         owner = name[len(OPTIMIZER) :].rpartition(".")[0] if name.startswith(OPTIMIZER) else name
@@ -189,5 +204,4 @@ def load(folder: Path, split: Split, ranks: Ranks, owners: list[int], optimizer:
             target[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
         else:
             target[name] = None
-    read(target, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.world == 1)
     return target
