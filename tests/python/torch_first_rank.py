@@ -12,7 +12,7 @@ import dynmo
 import dynmo.torch as dt
 import torch_cases
 from dynmo.torch import start
-from torch_ranks import is_whole, refused, run_rank
+from torch_ranks import is_whole, refused, run_rank, train_step
 
 BART = {
     "d_model": 32, "decoder_layers": 4, "num_hidden_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "vocab_size": 96,
@@ -188,6 +188,17 @@ def failures_of_one_rank():
     refused("rank 1: batch: the model cannot run it, KeyError: \"one rank's own\"", lambda: pipe.step(**batch_of()))
 
 
+def survivors():
+    """Every rank has the line if one has other settings, or cannot open the endpoint."""
+    pipe = pipeline(*make(), balance=False)
+    rank = dist.get_rank()
+    step = lambda _: train_step(pipe, batch_of())  # noqa: E731
+    refused("rank 1 has another every of Survivor than rank 0: 2, on rank 0 1", lambda: dt.Survivor(pipe, every=1 + rank).train(step, 2))
+    refused("rank 1 has another number of steps than rank 0: 3, on rank 0 2", lambda: dt.Survivor(pipe).train(step, 2 + rank))
+    refused("rank 0: endpoint=", lambda: dt.Survivor(pipe, endpoint="none/endpoint").train(step, 2))
+    assert len(dt.Survivor(pipe).train(step, 2)) == 2
+
+
 def later_steps():
     """Other keys are refused and the next batch runs; what breaks one rank in the middle of a step is told to all."""
     pipe = pipeline(*make(), balance=False)
@@ -239,7 +250,7 @@ def models():
         refused(f"{key} is 0.3, which leaves out blocks", lambda family=family, key=key: pipeline(*make(family, **{key: 0.3})))
 
 
-PARTS = {"batches": [batches, kept_gradients], "failures": [failures_of_one_rank, models, flags, later_steps]}
+PARTS = {"batches": [batches, kept_gradients], "failures": [failures_of_one_rank, models, survivors, flags, later_steps]}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import checks
@@ -13,13 +13,15 @@ from .pipeline import Pipeline
 from .record import Record
 
 
-def settings_of(pipe: Pipeline, keep: Sequence[Any]) -> dict[str, Any]:
-    """Returns the settings that must be equal, as JSON values. Weights are not among them: the ranks send theirs."""
+def settings_of(pipe: Pipeline, keep: Sequence[Any], terms: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the settings that must be equal, as JSON values. `keep` and `terms` are those of a Survivor. Weights are not among them: the
+    ranks send theirs.
+    """
     shapes = {
         f"list of parameters of layer {layer.name}": checks.digest([(name, tuple(p.shape), p.dtype) for name, p in layer.parameters.items()])
         for layer in pipe._split.layers
     }
-    found: dict[str, Any] = json.loads(json.dumps({**pipe._settings, "keep": [type(kept).__name__ for kept in keep], **shapes}))
+    found: dict[str, Any] = json.loads(json.dumps({**pipe._settings, **terms, "keep": [type(kept).__name__ for kept in keep], **shapes}))
     return found
 
 

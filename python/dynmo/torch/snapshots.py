@@ -69,7 +69,7 @@ class Snapshots:
         updates: Callable[[], int],
     ) -> None:
         self._split, self._ranks, self._mover, self._optimizer, self._keep = split, ranks, mover, optimizer, keep
-        self._fixed = self.every = every
+        self.fixed = self.every = every
         self._updates = updates  # returns the number of updates that the optimizer has begun
         self.cost_s = 0.0  # seconds of the newest, on the slowest rank
         self._slots: dict[Key, Slot] = {}
@@ -123,7 +123,7 @@ class Snapshots:
             return
         self._slots = {(step, generation): self._slots[(step, generation)]}
         self.cost_s = cost_s
-        self.every = self._fixed or (math.ceil(cost_s / (SHARE * slowest_s)) if slowest_s > 0 else 1)
+        self.every = self.fixed or (math.ceil(cost_s / (SHARE * slowest_s)) if slowest_s > 0 else 1)
         self._due, self._taken = step + self.every, (step, perf_counter())
 
     def common(self, key: Key) -> Common:

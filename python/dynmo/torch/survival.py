@@ -55,6 +55,7 @@ class Survivor:
         self._snapshots = Snapshots(pipe._split, pipe._ranks, pipe._mover, pipe.optimizer, keep, every, lambda: pipe._updates.begun)
         self._rows = pipe._ranks.first_layout  # members of each replica at the start
         self._keep, self._endpoint = keep, endpoint
+        self._terms: dict[str, int] = {}  # of the newest train(), which must be equal on all ranks
         self._joins = False  # whether this process has yet to receive the others' state
         self._entered = True  # whether this process has been in a group
         self._lines: Optional[Lines] = None
@@ -82,6 +83,7 @@ class Survivor:
         """
         values: dict[int, Any] = {}
         pipe = self._pipe
+        self._terms = {"every of Survivor": self._snapshots.fixed, "number of steps": steps}
         self._snapshots.clear()
         lines = self._lines = self._open_lines()
         pipe._ranks.heard = (lambda: lines.hears_of_loss(HEARD_S)) if lines is not None else None
@@ -90,9 +92,10 @@ class Survivor:
             self._snapshots.note(pipe.plan, pipe.steps)
         done, refused = False, ""
         try:
-            self._open_endpoint()
             if self._joins:
                 self._recover()
+            else:
+                pipe._ranks.attempt("Survivor", self._begin)
             while not self._go(train_step, steps, values) and self._recover():
                 pass
             done = True
@@ -113,18 +116,22 @@ class Survivor:
         self._joins, self._entered = self._pipe._joins, not self._pipe._joins
         if self._joins:
             assert self._endpoint is not None
-            entry = join(self._endpoint, joining.settings_of(self._pipe, self._keep), self._wait_s)
+            entry = join(self._endpoint, joining.settings_of(self._pipe, self._keep, self._terms), self._wait_s)
             ranks.first_layout = self._rows = entry.facts["rows"]
             self._members, self._generation = sorted(entry.lines), -1
             return Lines(ranks, self._silence_s, entry)
         self._rows, self._members, self._generation = ranks.first_layout, list(ranks.members), 0
         return Lines(ranks, self._silence_s) if ranks.world > 1 or self._endpoint is not None else None
 
+    def _begin(self) -> tuple[None, dict[str, int]]:
+        self._open_endpoint()
+        return None, self._terms
+
     def _open_endpoint(self) -> None:
         """Lets processes join, if this is the lowest rank."""
         lines = self._lines
         if lines is not None and self._endpoint is not None and self._members[0] == lines.member and not lines.is_open:
-            own = joining.settings_of(self._pipe, self._keep)
+            own = joining.settings_of(self._pipe, self._keep, self._terms)
             lines.open(open_endpoint(self._endpoint, lines.address, lambda asked: joining.refusal(own, asked), {"rows": self._rows}))
 
     def _go(self, train_step: Callable[[int], Any], steps: int, values: dict[int, Any]) -> bool:
