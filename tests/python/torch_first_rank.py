@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tempfile
+import unittest.mock
 
 import torch
 import torch.distributed as dist
@@ -196,6 +197,8 @@ def survivors():
     refused("rank 1 has another every of Survivor than rank 0: 2, on rank 0 1", lambda: dt.Survivor(pipe, every=1 + rank).train(step, 2))
     refused("rank 1 has another number of steps than rank 0: 3, on rank 0 2", lambda: dt.Survivor(pipe).train(step, 2 + rank))
     refused("rank 0: endpoint=", lambda: dt.Survivor(pipe, endpoint="none/endpoint").train(step, 2))
+    with unittest.mock.patch("socket.create_server", side_effect=OSError("no port")) if rank == 1 else contextlib.nullcontext():
+        refused("rank 1: Survivor: its listening ends with OSError: no port", lambda: dt.Survivor(pipe).train(step, 2))
     assert len(dt.Survivor(pipe).train(step, 2)) == 2
 
 

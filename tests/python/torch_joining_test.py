@@ -136,7 +136,7 @@ class Joining(RankCase):
                 return places
 
             return types.SimpleNamespace(
-                number=number, world=2, members=[0, 1], highest=1, gather=gather, attempt=lambda what, call: call()[1], abort=lambda: None
+                number=number, world=2, members=[0, 1], highest=1, gather=gather, attempt=lambda what, call: call()[0], abort=lambda: None
             )
 
         starting = [threading.Thread(target=lambda number=number: found.update({number: lines.Lines(ranks_of(number), 60)})) for number in range(2)]

@@ -35,7 +35,7 @@ class Lines:
 
     def __init__(self, ranks: Ranks, silence_s: float, entry: Optional[Entry] = None) -> None:
         self.member, self.members = (ranks.members[ranks.number], list(ranks.members)) if entry is None else (entry.member, [])
-        self.address = own_address() if entry is None else entry.address
+        self.address = "" if entry is None else entry.address
         self.newcomers: dict[int, bool] = {}  # processes that are no members yet; whether they have all their lines
         self.changed = threading.Condition(threading.RLock())
         self.lost: dict[int, str] = {}  # the reason, by member
@@ -150,7 +150,12 @@ class Lines:
     # --- Inside. ---
 
     def _connect(self) -> None:
-        with socket.create_server((self.address, 0), family=socket.AF_INET6 if ":" in self.address else socket.AF_INET) as listener:
+        def listening() -> tuple[tuple[str, socket.socket], dict[str, Any]]:
+            address = own_address()
+            return (address, socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)), {}
+
+        self.address, listener = self._ranks.attempt("Survivor: its listening", listening)
+        with listener:
             token = secrets.token_hex(8)
             told = self._ranks.gather((self.address, listener.getsockname()[1], token))
             self._ranks.attempt("Survivor: its connections", lambda: (None, self._meet(listener, told, token.encode())))
