@@ -32,8 +32,8 @@ class Joining(RankCase):
             # The second one joins by the rank that leads after the first is lost.
             {**BASE, "name": "a new leader", "plain": True, "schedule": "zb-h1", "joins": [1, 5], "kills": [[0, 3, "step"]], "run": str(self.folder / "files")},
             {**BASE, "name": "replicas", "plain": True, "replicas": 2, "joins": [1, 2], "kills": [[2, 5, "backward"]]},
-            # In both a process begins alone, with nothing to balance.
-            {**BASE, "name": "alone", "ranks": 1, "joins": [1], "balance": True},
+            # In both a process begins alone, with nothing to balance. The newcomer of the first cannot write its log, and trains without.
+            {**BASE, "name": "alone", "ranks": 1, "joins": [1], "balance": True, "logs": {"1": "/dev/null/log"}},
             # Only the first batch says that the loss reads the routers, and a newcomer has not seen it.
             {**BASE, "name": "routers", "plain": True, "family": "mixtral", "optimizer": "sgd", "routers": True, "joins": [1], "steps": 4},
             {**BASE, "name": "a member is lost within", "ranks": 3, "joins": [3], "kills": [[1, 3, place]], "balance": True},
@@ -49,6 +49,7 @@ class Joining(RankCase):
                 wanted = plain[case["name"] if "plain" in case else "a new leader"]
                 self.check(case, wanted, [rank for rank in range(count) if rank not in victims])
         self.check_files(cases[0])
+        self.assertIn("rank 1: it writes no files: log='/dev/null/log'", self.said(cases[2]))
 
     def said(self, case):
         return "\n".join(path.read_text(encoding="utf-8") for path in sorted((self.folder / case["name"]).glob("*.txt")))

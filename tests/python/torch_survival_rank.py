@@ -70,7 +70,7 @@ def train(case, folder, rank, joins=False):
     """The user's loop, in which nothing of a loss is seen."""
     (folder / f"pid-{rank}").write_text(str(os.getpid()), encoding="utf-8")
     options = {name: case[name] for name in ("schedule", "replicas", "run", "metrics", "steps") if name in case}
-    pipe = make_pipe(case, balance=case.get("balance", "run" in case), joins=joins, **options)
+    pipe = make_pipe(case, balance=case.get("balance", "run" in case), joins=joins, log=case.get("logs", {}).get(str(rank)), **options)
     model, optimizer = pipe.module, pipe.optimizer
     scheduler = torch_cases.make_scheduler(optimizer)
     survivor = dt.Survivor(pipe, keep=[scheduler], every=case.get("every", 0), silence_s=case.get("silence_s", 60), told=note,

@@ -256,11 +256,19 @@ class Survivor:
         pipe._divide()
         if self._joins:
             self._joins = pipe._joins = False
-            joining.begin_files(pipe, self._rows, lines.member)
+            self._begin_files()
         self._snapshots.restart()
         if self._snapshots.is_due(pipe.steps):
             self._snapshots.take(self._generation, plan, pipe.steps)
         return ""
+
+    def _begin_files(self) -> None:
+        """Opens the log and the run's files of a process that has joined. If that fails, it trains without them."""
+        try:
+            joining.begin_files(self._pipe, self._rows, self._member)
+        except BadInputError as error:
+            self._pipe._record = None
+            warnings.warn(f"rank {self._member}: it writes no files: {error}")
 
     def _tell(self, key: Key, told: "Sequence[Holding | None]") -> None:
         """Sends processes that join the state that is equal on all others."""
