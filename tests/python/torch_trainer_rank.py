@@ -37,6 +37,18 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
+class Torn(Rows):
+    """Rows that one rank cannot read to the end."""
+
+    reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        if self.reads > 10 and os.environ["RANK"] == "1":
+            raise OSError("a torn file")
+        return super().__getitem__(index)
+
+
 def padded(rows):
     """Pads to the longest of a batch."""
     pad = torch.nn.utils.rnn.pad_sequence
@@ -107,6 +119,19 @@ def refusals(folder, trainer, rank):
     refused("wanted trainer.pipe.evaluate", lambda: trainer.model_wrapped(**padded([Rows(1, 1)[0]])))
 
 
+def failures_of_one_rank(folder, trainer, rank):
+    """The other ranks have its line."""
+    torn = make_trainer(dt.PipelineTrainer, folder / "torn", {"train_dataset": Torn(21, 1)}, eval_strategy="no")
+    for call in (torn.train, lambda: trainer.evaluate(Torn(21, 2))):
+        if rank == 0:
+            refused("rank 1: OSError: a torn file", call)
+            continue
+        try:
+            call()
+        except OSError as error:
+            assert "a torn file" in str(error), error
+
+
 def run_tied(kind, out, **resumed):
     """Runs a tied model. Returns what it has before the step from which it is resumed, and at the end."""
     keeps = Keeps()
@@ -144,6 +169,7 @@ def main(folder):
     result["tied"] = run_tied(dt.PipelineTrainer, folder / "again-tied", resume_from_checkpoint=str(folder / "tied" / f"checkpoint-{RESUMED}"))
     torch.save(result, folder / f"rank-{rank}.pt")
     refusals(folder, again, rank)
+    failures_of_one_rank(folder, again, rank)
 
 
 if __name__ == "__main__":

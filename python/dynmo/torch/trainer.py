@@ -6,16 +6,17 @@ of a step's gradient accumulation are its micro-batches.
 """
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import BadInputError
+from ..errors import BadInputError, DynmoError
 from .batches import ITEMS
 from .device import CPU, to_device
 from .live import Move
@@ -128,6 +129,21 @@ class PipelineTrainer(Trainer):
 
     # --- Training. ---
 
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tells the other ranks if this one fails inside, such as in reading data or writing files. They would wait for it."""
+        try:
+            yield
+        except Exception as error:
+            if self.pipe is not None and not isinstance(error, DynmoError):  # which all ranks raise
+                self.pipe._ranks.tell(error)
+            raise
+
+    def _inner_training_loop(self, *arguments: Any, **named: Any) -> Any:
+        base: Any = super()._inner_training_loop
+        with self._telling():
+            return base(*arguments, **named)
+
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if training and (self.pipe is None or self.pipe.module is not self.model):
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -207,6 +223,10 @@ class PipelineTrainer(Trainer):
         return result
 
     # --- Evaluation. ---
+
+    def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
+        with self._telling():
+            return super().evaluation_loop(*arguments, **named)
 
     def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         if self.pipe is None or _is_here(self.model):
