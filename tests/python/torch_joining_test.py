@@ -223,8 +223,9 @@ class Joining(RankCase):
         second.close(True)
 
     def test_a_process_knows_afterwards_what_the_ranks_know(self):
-        """It has checked no batch itself, and may come to lead, which tells MFU."""
-        known = types.SimpleNamespace(_seed=7, _kinds={"labels": {"a number"}}, _checked_apart=True, _flops_per_token=1e9, _split="of layers")
+        """It has checked no batch itself, may come to lead, which tells MFU, and may say from which checkpoint to start again."""
+        facts = {"_seed": 7, "_kinds": {"labels": {"a number"}}, "_checked_apart": True, "_flops_per_token": 1e9, "_saved": "folder"}
+        known = types.SimpleNamespace(**facts, _split="of layers")
         new = types.SimpleNamespace(_split="of layers")
         joining.learn(new, joining.facts_of(known))
         self.assertEqual(new, known)

@@ -36,13 +36,14 @@ def refusal(own: dict[str, Any], asked: dict[str, Any]) -> str:
 def facts_of(pipe: Pipeline) -> dict[str, Any]:
     """Returns the facts that a joining process gets in addition to a snapshot. It has not seen the first batch."""
     return {
-        "seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart, "flops": pipe._flops_per_token,
+        "seed": pipe._seed, "kinds": pipe._kinds, "apart": pipe._checked_apart, "flops": pipe._flops_per_token, "saved": pipe._saved,
         "learned": pipe._split.learned if isinstance(pipe._split, Decoder) else None,
     }
 
 
 def learn(pipe: Pipeline, facts: dict[str, Any]) -> None:
     pipe._seed, pipe._kinds, pipe._checked_apart, pipe._flops_per_token = (facts[name] for name in ("seed", "kinds", "apart", "flops"))
+    pipe._saved = facts["saved"]
     if isinstance(pipe._split, Decoder):
         pipe._split.adopt(facts["learned"])
 
