@@ -140,6 +140,16 @@ def run_tied(kind, out, **resumed):
     return keeps.result, result_of(keeps.trainer)
 
 
+def resume_twice(folder):
+    """On one rank a Trainer has all layers after a run, and can resume again."""
+    torch.set_num_threads(1)
+    keeps = Keeps()
+    keeps.trainer = make_trainer(dt.PipelineTrainer, folder / "twice", {"callbacks": [keeps]}, tied=True, eval_strategy="no", save_steps=99, seed=7)
+    for step in (4, RESUMED):
+        keeps.trainer.train(resume_from_checkpoint=str(folder / "tied" / f"checkpoint-{step}"))
+    torch.save(keeps.result, folder / "twice.pt")
+
+
 def run_plain(folder):
     """Runs what is compared, as one process without a launcher."""
     with mock.patch.dict(os.environ):
@@ -173,4 +183,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    (resume_twice if "twice" in sys.argv else main)(pathlib.Path(sys.argv[1]))

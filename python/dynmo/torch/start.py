@@ -150,6 +150,13 @@ def untie_optimizer(split: Split, optimizer: Optional[torch.optim.Optimizer]) ->
             }
 
 
+def copy_ties(split: Split) -> None:
+    """Gives the second parameter of each tie the value of the first, after weights of the model before the split were loaded."""
+    with torch.no_grad():
+        for tie in split.ties:
+            split.layers[tie.layers[1]].parameters[tie.second].copy_(split.layers[tie.layers[0]].parameters[tie.first])
+
+
 @contextlib.contextmanager
 def tied_optimizer(split: Split, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Takes the second parameter of each tie out of the optimizer while it is active, to load a state that was saved before the split."""

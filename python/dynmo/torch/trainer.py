@@ -21,7 +21,7 @@ from .batches import ITEMS
 from .device import CPU, to_device
 from .live import Move
 from .pipeline import Pipeline
-from .start import tied_optimizer
+from .start import copy_ties, tied_optimizer
 
 try:
     from transformers import Trainer
@@ -260,6 +260,8 @@ class PipelineTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if _is_here(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if self.pipe is not None:  # of an earlier train() on one rank
+                copy_ties(self.pipe._split)
         elif not os.path.isdir(os.path.join(resume_from_checkpoint, FOLDER)):
             raise BadInputError(f"{resume_from_checkpoint}: no folder {FOLDER}, and {PARTS}, wanted a checkpoint of PipelineTrainer, or a new process")
 
