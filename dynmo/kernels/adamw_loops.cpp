@@ -13,6 +13,8 @@
 namespace dynmo::kernels {
 namespace {
 
+using device::AdamWFactors;
+
 constexpr std::int64_t kPart = 1 << 12;  // elements of a part, which stays in the cache
 
 // Gives the same bits as scaling, libtorch's fused AdamW (built for AVX-512) and zeroing, which are

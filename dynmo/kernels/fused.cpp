@@ -152,7 +152,7 @@ at::Tensor keep_mask(const at::Tensor& like, std::uint64_t key, std::uint32_t th
 
 void update(const at::Tensor& value, const at::Tensor& gradient, const at::Tensor& first_moment,
             const at::Tensor& second_moment, const at::Tensor& copy,
-            const AdamWFactors& factors) {
+            const device::AdamWFactors& factors) {
   if (value.numel() == 0) return;
   launch({.kernel = "adamw",
           .device = value.device(),

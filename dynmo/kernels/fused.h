@@ -48,6 +48,6 @@ void apply_rope(at::Tensor& x_BTHK, const at::Tensor& cosine, const at::Tensor& 
 // gets the new values, rounded to bf16.
 void update(const at::Tensor& value, const at::Tensor& gradient, const at::Tensor& first_moment,
             const at::Tensor& second_moment, const at::Tensor& copy,
-            const AdamWFactors& factors);
+            const device::AdamWFactors& factors);
 
 }  // namespace dynmo::kernels::fused

@@ -15,7 +15,7 @@
 namespace dynmo::model {
 namespace {
 
-using kernels::AdamWFactors;
+using kernels::device::AdamWFactors;
 
 // Returns the factors of one step's update. They are the same for all elements of a layer, except
 // for the decay.

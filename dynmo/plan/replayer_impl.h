@@ -142,8 +142,8 @@ struct BoundedMove {
 };
 
 // Returns the moves after which the bound is less than `below`, the least bound first. A stage
-// keeps one layer. Of more than 128 stages only near ones exchange a layer, so that the time grows
-// with the square of their number: bound_of() looks at all stages.
+// keeps one layer. If there are more than 128 stages, only near ones exchange a layer, so that the
+// time grows with the square of their number: bound_of() looks at all stages.
 template <typename Bound, typename BoundOf>
 std::vector<BoundedMove<Bound>> moves_below(Bound below, std::vector<int> counts,
                                             const BoundOf& bound_of) {

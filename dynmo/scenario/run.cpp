@@ -446,17 +446,6 @@ Expected<RunResult> run(const Job& job, const dynamism::LoadModel& load, const P
   return Run(job, load, policy, options, std::move(grid)).all();
 }
 
-std::optional<Shares> shares_of(const RunResult& run) {
-  if (!run.others || !(run.others->kept_s > run.others->best_s)) return std::nullopt;
-  const OtherTimes& others = *run.others;
-  const auto share = [&others](double seconds, double bound) {
-    return others.kept_s > bound ? (others.kept_s - seconds) / (others.kept_s - bound) : 0;
-  };
-  return Shares{.cuts = share(run.time.train_s, others.best_s),
-                .whole = share(run.time.total_s(), others.best_s),
-                .past = share(run.time.train_s, others.past_s)};
-}
-
 Expected<Comparison> compare(const Job& job, const std::vector<std::string>& policies,
                              const ComparisonOptions& options) {
   if (options.shares && !job.scenario.events.empty()) {

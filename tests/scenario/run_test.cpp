@@ -9,87 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "dynmo/dynamism/freezing/schedule.h"
 #include "dynmo/plan/evaluate.h"
 #include "dynmo/scenario/grid.h"
 #include "dynmo/scenario/planning_impl.h"
 #include "dynmo/scenario/report.h"
 #include "dynmo/sim/simulate.h"
+#include "tests/scenario/freezing_job.h"
 
 namespace dynmo::scenario {
 namespace {
-
-constexpr double kUnlimited = std::numeric_limits<double>::infinity();
-
-// Equal layers of 1 ms each in F, I and W; from `from` on the first `count` are frozen.
-class FreezingLoad final : public dynamism::LoadModel {
- public:
-  FreezingLoad(int layers, std::int64_t from, int count)
-      : layers_(layers), from_(from), count_(count) {}
-  cost::ModelCost at(std::int64_t step) const override {
-    cost::ModelCost model;
-    for (int i = 0; i < layers_; ++i) {
-      model.layers.push_back({.name = "layer",
-                              .forward_s = 1e-3,
-                              .backward_input_s = 1e-3,
-                              .backward_weight_s = 1e-3,
-                              .parameter_bytes = Bytes{1000},
-                              .gradient_bytes = Bytes{2000},
-                              .optimizer_bytes = Bytes{3000},
-                              .copy_bytes = Bytes{},
-                              .activation_bytes = Bytes{1},
-                              .boundary_bytes = Bytes{0}});
-    }
-    return step < from_ ? model : dynamism::freeze_prefix(model, count_);
-  }
-  cost::Announced announced_at(std::int64_t step) const override {
-    return step == from_ ? cost::Announced::kKnown : cost::Announced::kNothing;
-  }
-
- private:
-  int layers_;
-  std::int64_t from_;
-  int count_;
-};
-
-constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
-
-struct JobOptions {
-  int layers = 8;
-  std::int64_t frozen_from = kNever;
-  int frozen = 0;
-};
-
-// 4 ranks, 8 micro-batches, 20 steps; links, measuring, planning and moving cost nothing.
-Scenario free_scenario() {
-  Scenario s;
-  s.cluster.pipeline_ranks = 4;
-  s.training.steps = 20;
-  s.training.micro_batches = 8;
-  s.policy.profile_share = s.policy.plan_s = s.policy.move_fixed_s = 0;
-  s.policy.move_bandwidth = 1e18;
-  return s;
-}
-
-Job job_of(const Scenario& scenario, const JobOptions& options = {}) {
-  Job job;
-  job.scenario = scenario;
-  job.device.name = "plain";
-  job.device.memory = cost::kUnlimitedMemory;
-  job.device.inside_node =
-      job.device.between_nodes = {.latency_s = 0, .bandwidth_bytes_per_s = kUnlimited};
-  job.load = std::make_unique<FreezingLoad>(options.layers, options.frozen_from, options.frozen);
-  job.dense = std::make_unique<FreezingLoad>(options.layers, kNever, 0);
-  job.tokens_per_micro_batch = 100;
-  return job;
-}
-
-RunResult result_of(const Job& job, const std::string& policy) {
-  const Policy parsed = parse_policy(policy).value();
-  const auto result = run(job, *job.load, parsed);
-  EXPECT_TRUE(result.has_value()) << policy << ": " << result.error().message;
-  return result.has_value() ? *result : RunResult{};
-}
 
 // (M + P - 1) x (F + B) of a stage: 1F1B of equal stages.
 constexpr double kStep = (8 + 4 - 1) * 2 * 3e-3;
@@ -203,64 +131,6 @@ TEST(Run, TheEndAndTheLeastOfAStepAreMeans) {
   EXPECT_NEAR(run.end.ideal_step_time_s, (kDense + kFrozen) / 2, 1e-9);
   EXPECT_GT(run.end.step_time_s, run.end.ideal_step_time_s);
   EXPECT_NEAR(run.step_time_s * 100, 90 * 2 * kStep + 10 * run.end.step_time_s, 1e-9);
-}
-
-// The same job, charged: what moving costs is bytes / bandwidth + fixed, and too much is refused.
-// Keeping the first plan gains nothing, and the best plan of every step gains all: a re-planning
-// run that answers a known change at once takes all of it with its steps, and less with its
-// charges.
-TEST(Run, SharesSayWhatReplanningGainedOfWhatItCan) {
-  Scenario s = free_scenario();
-  s.training.steps = 200;
-  s.policy.noise = 0;
-  s.policy.plan_s = 0.01;
-  const Job job = job_of(s, {.layers = 16, .frozen_from = 50, .frozen = 8});
-  const auto asked =
-      run(job, *job.load, parse_policy("optimal").value(), RunOptions{.shares = true});
-  ASSERT_TRUE(asked) << asked.error().message;
-  ASSERT_TRUE(asked->others);
-  EXPECT_NEAR(asked->others->kept_s, result_of(job, "static:optimal").time.train_s, 1e-9);
-  const auto shares = shares_of(*asked);
-  ASSERT_TRUE(shares);
-  EXPECT_NEAR(shares->cuts, 149.0 / 150, 1e-9) << "in one step of 150 layers moved";
-  EXPECT_LT(shares->whole, shares->cuts);
-  EXPECT_NEAR(shares->past, 1, 1e-9);
-  EXPECT_FALSE(shares_of(result_of(job, "optimal"))) << "nobody asked";
-  const auto compared = compare(job, {"optimal"}, {.shares = true});
-  ASSERT_TRUE(compared);
-  EXPECT_NE(report(s, *compared).find("optimal: of what re-planning can gain its steps took 0.993"),
-            std::string::npos);
-  EXPECT_EQ(comparison_json(s, *compared)["runs"][2]["shares"]["cuts"], shares->cuts);
-  Job with_events = job_of(s);
-  with_events.scenario.events.push_back({.step = 5, .leave = {3}});
-  const auto refused = compare(with_events, {"optimal"}, {.shares = true});
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, ErrorCode::kBadInput);
-}
-
-TEST(Run, SharesAreOfPlansThatRecomputeTheSameLayers) {
-  Scenario s = free_scenario();
-  s.training.steps = 200;
-  s.policy.noise = 0;
-  const JobOptions options{.layers = 16, .frozen_from = 50, .frozen = 8};
-  const auto of = [&](const std::string& recompute) {
-    s.training.recompute = recompute;
-    const Job job = job_of(s, options);
-    const auto asked = run(job, *job.load, parse_policy("optimal").value(), {.shares = true});
-    EXPECT_TRUE(asked) << asked.error().message;
-    const double kept_s = result_of(job, "static:optimal").time.train_s;
-    EXPECT_NEAR(asked->others->kept_s, kept_s, 1e-9) << recompute;
-    const auto shares = shares_of(*asked);
-    EXPECT_TRUE(shares) << recompute;
-    // Layers move during a step under the plan before, or before it if the memory asks for that.
-    EXPECT_GT(shares->past, 1 - 1e-9) << recompute;
-    EXPECT_GT(shares->cuts, 0.98) << recompute;
-    EXPECT_LT(shares->cuts, 1 + 1e-9) << recompute;
-    return kept_s;
-  };
-  EXPECT_GT(of("whole"), 1.1 * of("none"));
-  s.cluster.memory = Bytes{25'000};  // 26'000 holds a layer more than these
-  of("auto");
 }
 
 TEST(Run, RefusesAnEventThatTakesAllRanksThatThePolicyKept) {

@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-#include "dynmo/kernels/adamw_loops.h"
+#include "dynmo/kernels/device/adamw_factors.h"
 
 namespace dynmo::kernels::device {
 
