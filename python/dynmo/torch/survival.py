@@ -79,7 +79,7 @@ class Survivor:
 
         `train_step` runs a whole step: it gets the batch of this number, calls pipe.step() once, and updates. After the loss of a rank it
         is called again for the steps since the newest snapshot. All ranks end if one is lost in the first step, or if all copies of a layer
-        are lost.
+        are lost, or with the line of a rank whose pipe.step() raises an error.
         """
         values: dict[int, Any] = {}
         pipe = self._pipe

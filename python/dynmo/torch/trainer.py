@@ -6,17 +6,16 @@ of a step's gradient accumulation are its micro-batches.
 """
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import BadInputError, DynmoError
+from ..errors import BadInputError
 from .batches import ITEMS
 from .device import CPU, to_device
 from .live import Move
@@ -129,21 +128,6 @@ class PipelineTrainer(Trainer):
 
     # --- Training. ---
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tells the other ranks if this one fails inside, such as in reading data or writing files. They would wait for it."""
-        try:
-            yield
-        except Exception as error:
-            if self.pipe is not None and not isinstance(error, DynmoError):  # which all ranks raise
-                self.pipe._ranks.tell(error)
-            raise
-
-    def _inner_training_loop(self, *arguments: Any, **named: Any) -> Any:
-        base: Any = super()._inner_training_loop
-        with self._telling():
-            return base(*arguments, **named)
-
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if training and (self.pipe is None or self.pipe.module is not self.model):
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -224,10 +208,6 @@ class PipelineTrainer(Trainer):
 
     # --- Evaluation. ---
 
-    def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
-        with self._telling():
-            return super().evaluation_loop(*arguments, **named)
-
     def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         if self.pipe is None or _is_here(self.model):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
@@ -249,13 +229,23 @@ class PipelineTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         assert self.pipe is not None
         self.pipe.save(os.path.join(output_dir, FOLDER))
-        if self.args.should_save:
-            scheduler: Any = self.lr_scheduler
-            torch.save(scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
+        scheduler: Any = self.lr_scheduler
+        self._write("the scheduler", lambda: torch.save(scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME)))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        if self.args.should_save:  # equal on all ranks
-            super()._save_rng_state(output_dir)
+        base = super()._save_rng_state
+        self._write("the state of random numbers", lambda: base(output_dir))  # equal on all ranks
+
+    def _write(self, what: str, write: Callable[[], None]) -> None:
+        """Calls `write` on the rank that saves. If it fails, all ranks raise the same error."""
+
+        def written() -> tuple[None, dict[str, Any]]:
+            if self.args.should_save:
+                write()
+            return None, {}
+
+        assert self.pipe is not None
+        self.pipe._ranks.attempt(f"writing {what}", written)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if _is_here(self.model):
