@@ -295,6 +295,20 @@ TEST(SourceOptions, ASourceWithNothingToDoSaysSoBeforeItStarts) {
   EXPECT_EQ(idle("freezing", 1, 8).substr(0, 61),
             "freezing.start is 0.1: no layer would freeze in 1 steps, as t");
   EXPECT_EQ(idle("freezing", 100, 8), "");
+  SourceOptions nothing;
+  nothing.enable<PruningOptions>() = {.final_sparsity = 0};
+  EXPECT_EQ(nothing.idle_in("pruning", {.steps = 10000, .blocks = 8}),
+            "pruning.final_sparsity is 0: no weight would be pruned in 10000 steps, as all are to "
+            "stay; wanted a larger share");
+  nothing.enable<FreezingOptions>() = {.rule = FreezingRule::kNorm, .tolerance = 0};
+  EXPECT_EQ(nothing.idle_in("freezing", {.steps = 10000, .blocks = 8}),
+            "freezing.tolerance is 0: no layer would freeze in 10000 steps, as every measure is "
+            "above it; wanted a larger number");
+  nothing.enable<FreezingOptions>() = {.rule = FreezingRule::kPlasticity, .max_fraction = 0.05};
+  EXPECT_EQ(nothing.idle_in("freezing", {.steps = 10000, .blocks = 8}),
+            "freezing.max_fraction is 0.05: no layer would freeze in 10000 steps, as that is less "
+            "than a layer of the model; wanted a larger share");
+  EXPECT_EQ(nothing.idle_in("freezing", {.steps = 10000, .blocks = 10}), "");
   EXPECT_EQ(idle("moe", 1, 1), "");
   EXPECT_EQ(idle("sparse_attention", 1, 1), "");
 }

@@ -192,6 +192,19 @@ std::optional<Idle> idle_in(const FreezingOptions& options, const TrainingSettin
         .wanted = "an earlier start"};
   }
   if (options.rule == FreezingRule::kRandom) return {};
+  if (options.tolerance == 0) {
+    return Idle{.given = "freezing.tolerance is 0",
+                .nothing = kNothing,
+                .why = "every measure is above it",
+                .wanted = "a larger number"};
+  }
+  const std::int64_t layers = setting.blocks > 0 ? 2 * setting.blocks + 2 : kManyLayers;
+  if (max_frozen(options, static_cast<std::size_t>(layers)) == 0) {
+    return Idle{.given = fmt::format("freezing.max_fraction is {}", options.max_fraction),
+                .nothing = kNothing,
+                .why = "that is less than a layer of the model",
+                .wanted = "a larger share"};
+  }
   const std::int64_t first = first_check(options, steps);
   // With kPlasticity one more check takes the slopes to compare with, and layers freeze a step
   // later.

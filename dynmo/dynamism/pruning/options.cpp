@@ -150,6 +150,12 @@ Expected<void> check_training(const PruningOptions& o, const TrainingSetting& se
 }
 
 std::optional<Idle> idle_in(const PruningOptions& o, const TrainingSetting& setting) {
+  if (o.final_sparsity == 0) {
+    return Idle{.given = "pruning.final_sparsity is 0",
+                .nothing = "no weight would be pruned",
+                .why = "all are to stay",
+                .wanted = "a larger share"};
+  }
   if (o.start < setting.steps) return {};
   return Idle{.given = fmt::format("pruning.start is {}", o.start),
               .nothing = "no weight would be pruned",

@@ -57,6 +57,7 @@ class WeightPruning final : public PruningEvents {
     std::vector<std::int64_t> index;  // by number of the matrix
     std::int64_t matrices = 0;
     std::int64_t weights = 0;
+    std::int64_t least = 0;  // weights that stay because of max_sparsity
   };
 
   Expected<Masks> prune(const Boundary& boundary) override {
@@ -75,9 +76,12 @@ class WeightPruning final : public PruningEvents {
                           .kept = {kernels::host_data<const float>(matrix.kept),
                                    static_cast<std::size_t>(matrix.kept.numel())}});
     }
-    DYNMO_ASSIGN(const Selection selection,
-                 keep_largest(event_at(options_, boundary.step, pool.matrices, pool.weights),
-                              matrices, boundary.sum));
+    PruningEvent event = event_at(options_, boundary.step, pool.matrices, pool.weights);
+    // Each matrix rounds its least number up, so that their sum may exceed that of the schedule.
+    if (weights_left(event.sparsity, event.weights) < pool.least) {
+      event.sparsity = 1 - static_cast<double>(pool.least) / static_cast<double>(pool.weights);
+    }
+    DYNMO_ASSIGN(const Selection selection, keep_largest(event, matrices, boundary.sum));
     for (std::size_t i = 0; i < own.size(); ++i) {
       prune_matrix(own[i], selection.stay[i], *boundary.model[own[i].layer->id.index()]);
     }
@@ -86,7 +90,8 @@ class WeightPruning final : public PruningEvents {
   }
 
   // Returns the pool of all ranks' matrices, without those of frozen layers.
-  static Expected<Pool> pool_of(const std::vector<Own>& own, const Boundary& boundary) {
+  [[nodiscard]] Expected<Pool> pool_of(const std::vector<Own>& own,
+                                       const Boundary& boundary) const {
     std::vector<std::int64_t> weights;
     for (const auto& layer : boundary.model) {
       for (const model::ParameterSpec& spec : layer->parameters()) {
@@ -100,6 +105,7 @@ class WeightPruning final : public PruningEvents {
       pool.index.push_back(pool.matrices);
       pool.matrices += count > 0 ? 1 : 0;
       pool.weights += count;
+      if (count > 0) pool.least += protected_weights(options_.max_sparsity, count);
     }
     return pool;
   }

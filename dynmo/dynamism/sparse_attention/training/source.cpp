@@ -44,11 +44,12 @@ class SparseAttentionSource final : public Source {
 
   Expected<void> after_update(const Boundary& boundary, const Outcome& outcome) override {
     pairs_.clear();
-    causal_ = 0;
+    shares_.clear();
     for (std::size_t i = 0; i < boundary.model.size(); ++i) {
       if (boundary.model[i]->figures() != model::pattern_figures()) continue;
       pairs_.push_back(outcome.figures[i][model::kPairs]);
-      causal_ = outcome.figures[i][model::kCausalPairs];
+      const double causal = outcome.figures[i][model::kCausalPairs];
+      shares_.push_back(causal > 0 ? pairs_.back() / causal : 0);
     }
     return {};
   }
@@ -56,24 +57,25 @@ class SparseAttentionSource final : public Source {
   // Returns the pairs by block, over all heads, micro-batches and replicas of the step.
   Json figures() const override {
     if (pairs_.empty()) return nullptr;
-    return {{"pairs", pairs_}, {"share", share(sum() / static_cast<double>(pairs_.size()))}};
+    return {{"pairs", pairs_}, {"share", mean_share()}};
   }
 
   std::string progress() const override {
     if (pairs_.empty()) return {};
-    const auto [least, most] = std::minmax_element(pairs_.begin(), pairs_.end());
-    return fmt::format("pairs {:.1f} % ({:.1f} to {:.1f})",
-                       100 * share(sum() / static_cast<double>(pairs_.size())), 100 * share(*least),
-                       100 * share(*most));
+    const auto [least, most] = std::minmax_element(shares_.begin(), shares_.end());
+    return fmt::format("pairs {:.1f} % ({:.1f} to {:.1f})", 100 * mean_share(), 100 * *least,
+                       100 * *most);
   }
 
  private:
-  [[nodiscard]] double sum() const { return std::accumulate(pairs_.begin(), pairs_.end(), 0.0); }
-  [[nodiscard]] double share(double pairs) const { return causal_ > 0 ? pairs / causal_ : 0; }
+  [[nodiscard]] double mean_share() const {
+    return std::accumulate(shares_.begin(), shares_.end(), 0.0) /
+           static_cast<double>(shares_.size());
+  }
 
   std::shared_ptr<const model::AttentionPattern> pattern_;
-  std::vector<double> pairs_;  // of the newest step
-  double causal_ = 0;          // of one layer
+  std::vector<double> pairs_;   // of the newest step, by block
+  std::vector<double> shares_;  // of its causal pairs
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "dynmo/core/rng.h"
 #include "dynmo/dynamism/pruning/load.h"
+#include "dynmo/dynamism/pruning/select.h"
 #include "dynmo/dynamism/training/sources.h"
 #include "dynmo/model/pruned.h"
 #include "tests/runtime/pipeline_fixture.h"
@@ -114,6 +115,33 @@ TEST(Pruning, LeavesExactlyWhatTheScheduleSays) {
         << "before step " << step;
     EXPECT_GE(least.at(step), 1 - options.max_sparsity) << "before step " << step;
   }
+}
+
+// A tenth of no matrix is a whole number, so that more weights stay than the schedule says.
+TEST(Pruning, EndsWithTheProtectedWeightsWhereTheScheduleLeavesFewer) {
+  dynamism::PruningOptions options = events(1);
+  options.max_sparsity = options.final_sparsity = 0.9;
+  RunOptions run = with(options, {3, 5});
+  std::mutex mutex;
+  std::int64_t kept = 0;
+  std::int64_t protects = 0;
+  run.before_step = [&](Pipeline& pipeline, std::int64_t step) -> Expected<void> {
+    if (step != kSteps - 1) return {};
+    const std::lock_guard lock(mutex);
+    for (const auto& [id, state] : pipeline.states()) {
+      const auto specs = pipeline.model()[id.index()]->parameters();
+      for (std::size_t i = 0; i < specs.size(); ++i) {
+        if (!specs[i].prunable) continue;
+        kept += model::kept_weights(state.parameters[i].mask);
+        protects += dynamism::protected_weights(0.9, specs[i].shape[0] * specs[i].shape[1]);
+      }
+    }
+    return {};
+  };
+  const RunResult result = run_pipeline(run);
+  ASSERT_TRUE(result.status.has_value()) << result.status.error().message;
+  EXPECT_GT(kept, 0);
+  EXPECT_EQ(kept, protects);
 }
 
 TEST(Pruning, MaskedAndCompressedTrainAlike) {

@@ -186,6 +186,23 @@ std::shared_ptr<const model::Layer> sparse_layer(const model::Model& layers,
   return recipe.slots[1].layer;
 }
 
+// Blocks that have lost heads have fewer causal pairs.
+TEST(SparseAttentionSource, SharesAreOfTheCausalPairsOfEachBlock) {
+  const auto layer = sparse_layer(model::make_llama(model::testing::tiny_config()), {});
+  const model::Model model = {layer, layer};
+  std::vector<std::vector<double>> figures(2, std::vector<double>(layer->figures().size()));
+  figures[0][model::kPairs] = 10;
+  figures[0][model::kCausalPairs] = 20;
+  figures[1][model::kPairs] = 2;
+  figures[1][model::kCausalPairs] = 8;
+  const auto source = dynamism::make_sparse_attention_source({});
+  model::LayerStates states;
+  ASSERT_TRUE(source->after_update({.step = 1, .model = model, .states = states},
+                                   {.figures = figures, .squared_norms = {}}));
+  EXPECT_EQ(source->figures(), (Json{{"pairs", {10.0, 2.0}}, {"share", 0.375}}));
+  EXPECT_EQ(source->progress(), "pairs 37.5 % (25.0 to 50.0)");
+}
+
 // At a selection that stays: hashes of the inputs on either side of a step are the same.
 TEST(SparseAttentionLayers, HaveTheGradientsOfCentralDifferences) {
   for (const bool gpt2 : {false, true}) {
