@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::uint64_t kBlendStream = 3;
 constexpr int kShareDigits = 9;  // behind the point
+// With one digit more, 64 shares still fit an int64.
+constexpr std::int64_t kMostBeforeDigit = 10'000'000;
 
 // Parses a share, in units of 1e-9, or returns nullopt.
 std::optional<std::int64_t> parse_share(std::string_view text) {
@@ -26,7 +28,8 @@ std::optional<std::int64_t> parse_share(std::string_view text) {
       behind = 0;
       continue;
     }
-    if (c < '0' || c > '9' || behind >= kShareDigits || value > kMaxBlendPeriod) return {};
+    const bool too_large = behind < 0 && value >= kMostBeforeDigit;
+    if (c < '0' || c > '9' || behind >= kShareDigits || too_large) return {};
     value = 10 * value + (c - '0');
     digits = true;
     if (behind >= 0) ++behind;
@@ -53,8 +56,8 @@ Expected<std::vector<BlendPart>> parse_blend(std::span<const std::string> texts)
     if (!share || *share == 0 || path == std::string::npos) {
       return make_error(
           ErrorCode::kBadInput,
-          "data.blend has the part '{}', wanted a share above 0 and a folder, such as "
-          "'0.3 FOLDER'",
+          "data.blend has the part '{}', wanted a share above 0 and below 1e8, and a folder, such "
+          "as '0.3 FOLDER'",
           text);
     }
     divisor = std::gcd(divisor, *share);

@@ -67,14 +67,29 @@ fs::path text_in_out(std::span<const fs::path> paths, const Corpus& corpus, cons
   return {};
 }
 
+// A data set's files beside its description.
+constexpr std::array<std::string_view, 7> kOwn = {
+    "train.bin",    "train.idx",        "validation.bin",      "validation.idx",
+    kTokenizerFile, kTokenizerJsonFile, kTokenizerSettingsFile};
+
+// Returns whether a preparation that was killed has left this file: NAME.tmp of a shard, or
+// NAME.PROCESS.new of write_file_durably().
+bool is_unfinished(std::string_view name) {
+  const auto is_of = [&](std::string_view own) {
+    if (!name.starts_with(own)) return false;
+    const std::string_view rest = name.substr(own.size());
+    return rest == ".tmp" || (rest.starts_with('.') && rest.ends_with(".new"));
+  };
+  return is_of(kDescriptionFile) || std::ranges::any_of(kOwn, is_of);
+}
+
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code fault;
   fs::directory_iterator next(folder, fault);
   for (; !fault && next != fs::directory_iterator(); next.increment(fault)) {
     std::string name = next->path().filename().string();
-    // A preparation that was killed leaves its unfinished files.
-    if (!name.ends_with(".bin.tmp")) names.push_back(std::move(name));
+    if (!is_unfinished(name)) names.push_back(std::move(name));
   }
   std::ranges::sort(names);
   return names;
@@ -92,9 +107,6 @@ Expected<void> check_out_folder(std::span<const fs::path> paths, const Corpus& c
                       out, text.string());
   }
   const bool set = std::ranges::find(names, kDescriptionFile) != names.end();
-  static constexpr std::array<std::string_view, 7> kOwn = {
-      "train.bin",    "train.idx",        "validation.bin",      "validation.idx",
-      kTokenizerFile, kTokenizerJsonFile, kTokenizerSettingsFile};
   // A preparation that was killed at its end leaves only these files.
   const bool left = std::ranges::all_of(
       names, [](std::string_view name) { return std::ranges::find(kOwn, name) != kOwn.end(); });
@@ -359,6 +371,7 @@ Expected<PrepareReport> Preparation::finish() {
                       "or no text key",
                       options_.text_key, report_.files);
   }
+  for (TokenShardWriter& writer : writers_) DYNMO_TRY(writer.write_out());
   // Removes dataset.json first. Without it, the folder is no data set until the new one is written.
   std::error_code fault;
   for (const char* name :

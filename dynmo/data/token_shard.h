@@ -112,8 +112,11 @@ class TokenShardWriter {
   [[nodiscard]] Expected<void> append(std::span<const std::int32_t> tokens);
   // Ends the current document. Requires at least one token since the last call.
   void end_document();
-  // Publishes both files. Returns kBadInput if the disk fails. Requires that all tokens are in
-  // ended documents. Nothing may be called after it.
+  // Writes both files to the disk under temporary names. Returns kBadInput if the disk fails.
+  // Requires that all tokens are in ended documents. Only finish() may be called after it.
+  [[nodiscard]] Expected<void> write_out();
+  // Publishes both files, after write_out() if that was not called. Returns kBadInput if the disk
+  // fails. Nothing may be called after it.
   [[nodiscard]] Expected<ShardSummary> finish();
 
  private:

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "dynmo/core/check.h"
@@ -46,7 +47,9 @@ TokenType token_type_for(std::int32_t vocabulary) {
 
 struct TokenShardWriter::State {
   std::filesystem::path prefix;
-  std::filesystem::path unfinished;  // PREFIX.bin.tmp
+  std::filesystem::path unfinished;        // PREFIX.bin.tmp
+  std::filesystem::path unfinished_index;  // PREFIX.idx.tmp
+  std::optional<Digest> index;             // once it is written
   int file = -1;
   TokenType type = TokenType::kUint16;
   std::vector<std::byte> buffer;  // of up to kBufferTokens tokens
@@ -60,10 +63,12 @@ struct TokenShardWriter::State {
     if (file < 0) return;
     ::close(file);
     ::unlink(unfinished.c_str());
+    ::unlink(unfinished_index.c_str());
   }
 
-  [[nodiscard]] Error fault() const {
-    return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", unfinished.string(),
+  [[nodiscard]] Error fault() const { return fault_of(unfinished); }
+  [[nodiscard]] static Error fault_of(const std::filesystem::path& path) {
+    return make_error(ErrorCode::kBadInput, "cannot write '{}': {}", path.string(),
                       std::strerror(errno));
   }
 
@@ -85,17 +90,18 @@ struct TokenShardWriter::State {
     open_tokens = 0;
   }
 
-  Expected<void> publish_bin() {
-    DYNMO_TRY(flush());
-    if (!sync_open(file, unfinished)) return fault();
-    const std::filesystem::path finished = prefix.string() + ".bin";
+  Expected<void> publish() {
     // Closes the file first, because some file systems rename no open file.
-    if (::close(std::exchange(file, -1)) != 0 || !rename_over(unfinished, finished)) {
-      const Error why = fault();
+    const bool closed = ::close(std::exchange(file, -1)) == 0;
+    for (const auto& [from, ending] :
+         {std::pair(&unfinished, ".bin"), {&unfinished_index, ".idx"}}) {
+      if (closed && rename_over(*from, prefix.string() + ending)) continue;
+      const Error why = fault_of(*from);
       ::unlink(unfinished.c_str());
+      ::unlink(unfinished_index.c_str());
       return why;
     }
-    return {};
+    return sync_directory(prefix.parent_path());
   }
 
   Expected<Digest> write_index() {
@@ -115,11 +121,10 @@ struct TokenShardWriter::State {
     const std::array<std::span<const std::byte>, 4> pieces = {
         header, std::as_bytes(std::span(sizes)), std::as_bytes(std::span(pointers)),
         std::as_bytes(std::span(boundaries))};
-    // Also makes the renamed .bin durable: one folder.
-    DYNMO_TRY(write_file_durably(prefix.string() + ".idx", pieces));
-    Digester index;
-    for (const auto piece : pieces) index.update(piece);
-    return index.digest();
+    DYNMO_TRY(write_file_durably(unfinished_index, pieces));
+    Digester written;
+    for (const auto piece : pieces) written.update(piece);
+    return written.digest();
   }
 };
 
@@ -136,6 +141,7 @@ Expected<TokenShardWriter> TokenShardWriter::create(const std::filesystem::path&
   state->type = type;
   state->prefix = prefix;
   state->unfinished = prefix.string() + ".bin.tmp";
+  state->unfinished_index = prefix.string() + ".idx.tmp";
   state->file = ::open(state->unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (state->file < 0) return state->fault();
   state->buffer.reserve(kBufferTokens * static_cast<std::size_t>(bytes_per_token(type)));
@@ -174,16 +180,24 @@ void TokenShardWriter::end_document() {
   state_->boundaries.push_back(static_cast<std::int64_t>(state_->sizes.size()));
 }
 
-Expected<ShardSummary> TokenShardWriter::finish() {
+Expected<void> TokenShardWriter::write_out() {
   State& state = *state_;
   DYNMO_CHECK(state.open_tokens == 0, "every document ended, {} tokens are in none",
               state.open_tokens);
-  DYNMO_TRY(state.publish_bin());
-  DYNMO_ASSIGN(const Digest index, state.write_index());
+  DYNMO_TRY(state.flush());
+  if (!sync_open(state.file, state.unfinished)) return state.fault();
+  DYNMO_ASSIGN(state.index, state.write_index());
+  return {};
+}
+
+Expected<ShardSummary> TokenShardWriter::finish() {
+  State& state = *state_;
+  if (!state.index) DYNMO_TRY(write_out());
+  DYNMO_TRY(state.publish());
   return ShardSummary{.documents = static_cast<std::int64_t>(state.boundaries.size()) - 1,
                       .tokens = state.tokens,
                       .bin = state.digester.digest(),
-                      .idx = index};
+                      .idx = *state.index};
 }
 
 }  // namespace dynmo::data

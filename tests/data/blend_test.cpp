@@ -62,6 +62,7 @@ TEST(Blend, SharesAreExactDecimals) {
   EXPECT_EQ(weights_of({"3 A", "7.0 B"}), (Weights{3, 7}));
   EXPECT_EQ(weights_of({".25 A", "0.125 B", "2 C"}), (Weights{2, 1, 16}));
   EXPECT_EQ(weights_of({"5 A"}), (Weights{1}));
+  EXPECT_EQ(weights_of({"30000000 A", "70000000 B"}), (Weights{3, 7})) << "tokens";
   const std::vector<std::string> texts = {"1  my folder/of text"};
   EXPECT_EQ(parse_blend(texts)->front().path, "my folder/of text");
 }
@@ -73,9 +74,10 @@ TEST(Blend, WhatIsNoShareIsRefused) {
   };
   for (const char* text :
        {"", "0.3", "0.3 ", " A", "0 A", "0.0 A", "-1 A", "+1 A", "1e3 A", "nan A", "inf A",
-        "0.3.1 A", ". A", "0.0000000001 A", "99999999999999999999 A"}) {
-    EXPECT_EQ(error({text}), "data.blend has the part '" + std::string(text) +
-                                 "', wanted a share above 0 and a folder, such as '0.3 FOLDER'");
+        "0.3.1 A", ". A", "0.0000000001 A", "100000000 A", "99999999999999999999 A"}) {
+    EXPECT_EQ(error({text}),
+              "data.blend has the part '" + std::string(text) +
+                  "', wanted a share above 0 and below 1e8, and a folder, such as '0.3 FOLDER'");
   }
   EXPECT_EQ(error({}), "data.blend has 0 parts, wanted 1 to 64");
   EXPECT_EQ(error(std::vector<std::string>(65, "1 A")), "data.blend has 65 parts, wanted 1 to 64");
