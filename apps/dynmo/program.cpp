@@ -289,6 +289,7 @@ int run_program(int argc, char** argv,
   std::set_terminate(end_for_uncaught);
   show_notes_by([](std::string_view line) { print_note("note: {}", line); });
   std::signal(SIGXFSZ, SIG_IGN);  // a file at its limit is an error of the write, like a full disk
+  std::signal(SIGCHLD, SIG_DFL);  // if a parent ignores it, the system takes the ends of ranks
   try {
     const Expected<int> done = parse_and_run(argc, argv, add_commands);
     return done ? *done : print_error(done.error());

@@ -231,15 +231,16 @@ Expected<int> launch(TrainFlags flags, const std::string& config_text,
   }
 }
 
-// Returns the arguments of the ranks. A config from a pipe can be read only once. So ranks read it
-// from a file in memory, which this process holds while it waits for them.
+// Returns the arguments of the ranks. They read the config from a file in memory, which this
+// process holds while it waits for them: a pipe can be read only once, and a file may change before
+// a restart.
 Expected<std::vector<std::string>> rank_arguments(std::vector<std::string> arguments,
                                                   const std::string& config,
                                                   const std::string& text) {
   std::error_code fault;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", fault);
   if (!fault) arguments[0] = self.string();
-  if (config.empty() || std::filesystem::is_regular_file(config, fault)) return arguments;
+  if (config.empty()) return arguments;
   const int file = ::memfd_create("dynmo-config", MFD_CLOEXEC);
   if (file < 0) {
     return make_error(ErrorCode::kBadInput, "cannot hold '{}' in memory: {}", config,

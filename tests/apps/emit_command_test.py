@@ -30,6 +30,10 @@ class Emitted(Case):
         self.assertEqual(len(rows), 4)
         self.assertEqual((self.folder / "plan/torchtitan.args").read_text().split()[-1], ",".join(keys["module_fqns_per_model_part"][-1]))
 
+    def test_for_torchtitan_in_a_folder_with_a_blank_is_refused(self):
+        words = [*self.words, *self.search, "--emit", "torchtitan", "--emit-to", "my plan"]
+        self.assert_error(self.run_plan(*words), 2, "'my plan', wanted a folder without blanks", "`$(cat torchtitan.args)`")
+
     def test_for_megatron_is_a_layout(self):
         said = self.emit("megatron")
         words = (self.folder / "plan/megatron.args").read_text().split()

@@ -215,6 +215,15 @@ class Elastic(ElasticCase):
         self.refused(self.ctl("commands", "status"), "no elastic run goes on in", code=5)
         self.assertFalse((run / "job.json").exists() or (run / "secret").exists())
 
+    def test_join_by_another_path_of_the_run(self):
+        """As on a host that mounts it elsewhere. The log lies in the run's folder."""
+        process = self.start("mounted", 2, f"run.log={self.folder / 'mounted' / 'log'}")
+        (self.folder / "elsewhere").symlink_to(self.folder)
+        joiner = self.join("elsewhere/mounted")
+        self.until(joiner, lambda: self.ranks("mounted") == [0, 1, 2])
+        self.stopped("mounted", process)
+        self.assertIn("joined as rank 2", self.ended(joiner, code=130))
+
     def test_refused_to_join(self):
         process = self.start("strict", 2)
         run = self.folder / "strict"

@@ -71,6 +71,30 @@ class Restarts(RunCase):
         self.assertIn("resume   step ", output)
         self.assertEqual(digests(newest_manifest(run)), digests(newest_manifest(self.folder / "undisturbed")))
 
+    def test_read_the_config_once(self):
+        """The next experiment is written into the file while this one runs."""
+        config = self.folder / "changing.toml"
+        config.write_text("[optimizer]\nlearning_rate = 0.002\n")
+        run = self.folder / "steady"
+        process = self.start("steady", "-c", str(config), "--restarts", "1")
+
+        def changed():
+            if not list((run / "checkpoints").glob("step-*[0-9]")):
+                return False
+            config.write_text("[optimizer]\nlearning_rate = 0.1\n")
+            return True
+
+        self.kill_one(process, run, changed)
+        _, errors = process.communicate(timeout=LIMIT)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertIn("restart 1 of 1, from the newest checkpoint", errors)
+        self.assertIn("learning_rate = 0.002", (run / "config.toml").read_text())
+
+    def test_end_also_if_a_parent_ignores_the_ends_of_processes(self):
+        start = {"preexec_fn": lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), "capture_output": True, "text": True, "timeout": LIMIT}
+        done = subprocess.run(self.command("-n", "2", run="ignored", extra=("train.steps=2",)), cwd=self.folder, stdin=subprocess.DEVNULL, **start)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_only_so_often_and_from_the_beginning_where_nothing_is_kept(self):
         run = self.folder / "twice"
         self.EXTRA = ("train.steps=100000", "checkpoint.every=0")

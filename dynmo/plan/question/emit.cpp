@@ -344,6 +344,14 @@ std::vector<std::string_view> emitted_names(EmitForm form) {
 Expected<Emitted> emit(EmitForm form, const EmitProblem& problem,
                        const std::filesystem::path& folder) {
   DYNMO_TRY(check_emit(form, problem));
+  if (form == EmitForm::kTorchtitan &&
+      folder.string().find_first_of(" \t\n*?[") != std::string::npos) {
+    return make_error(
+        ErrorCode::kBadInput,
+        "torchtitan: its files are to be in '{}', wanted a folder without blanks, *, ? "
+        "and [, where a shell divides `$(cat {})`",
+        folder.string(), kTorchtitanArgs);
+  }
   Emitted emitted{.files = {}, .note = note_of(form, problem)};
   if (form == EmitForm::kMegatron) {
     emitted.files.push_back({kMegatronArgs, megatron_args(problem.plan, problem)});

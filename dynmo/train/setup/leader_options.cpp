@@ -17,7 +17,7 @@ namespace dynmo::train {
 
 elastic::Build this_build(const ResolvedRun& run) {
   config::Config decides = run.config();
-  decides.data.path = decides.data.validation_path = decides.run.directory = "";
+  decides.data.path = decides.data.validation_path = decides.run.directory = decides.run.log = "";
   const auto program = read_file("/proc/self/exe");
   return {.program = program ? digest_of(*program).hex() : "unknown",
           .libtorch = TORCH_VERSION,
