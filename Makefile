@@ -116,7 +116,7 @@ bench-torch: setup
 
 install: build
 	@scripts/build $(PRESET)
-	@cmake --install build/$(PRESET) --prefix $(PREFIX)
+	@cmake --install build/$(PRESET) --prefix "$(PREFIX)"
 
 # SITE=URL: also the site, whose links lead to the repository at URL.
 release:

@@ -11,7 +11,7 @@ set(CPACK_DEBIAN_COMMANDS_PACKAGE_SHLIBDEPS ON)
 if(DYNMO_RUNTIME)
   # It finds libtorch as `dynmo` does; no package of Debian has that version.
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${LibTorch_DIR_FOUND}/lib")
-  set(dynmo_debian_training "Training also needs PyTorch ${DYNMO_TORCH_VERSION}: pip install torch==${DYNMO_TORCH_VERSION}.*")
+  set(dynmo_debian_training "Training also needs PyTorch ${LibTorch_SERIES}: pip install torch==${LibTorch_SERIES}.*")
 else()
   set(dynmo_debian_training "Training needs a DynMo that was built with PyTorch's C++ library.")
 endif()

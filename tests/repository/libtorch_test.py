@@ -102,6 +102,10 @@ class FindLibTorch(unittest.TestCase):
         self.assertFalse(configured, said)
         self.assertIn(f"wanted PyTorch 2.16, found {older} (2.11.0)", said)
 
+    def test_takes_the_series_that_setup_was_told(self):
+        self.private_torch("2.11.0")
+        self.assert_takes(self.private_torch("2.15.1"), DYNMO_TORCH_VERSION="2.15")
+
     def test_lists_all_that_it_has_refused(self):
         old, future = self.torch("2.9.1", "old"), self.private_torch("2.111.0")
         self.python_has(old)
