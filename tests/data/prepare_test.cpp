@@ -12,38 +12,12 @@
 #include "dynmo/core/rng.h"
 #include "dynmo/data/dataset.h"
 #include "dynmo/data/tokenizer.h"
-#include "tests/support/full_disk.h"
+#include "tests/data/prepared.h"
 #include "tests/support/samples.h"
 #include "tests/support/temp_folder.h"
 
 namespace dynmo::data {
 namespace {
-
-using Paths = std::vector<std::filesystem::path>;
-
-std::vector<std::string> documents_of(const TokenShard& shard, const Tokenizer& tokenizer) {
-  std::vector<std::string> documents;
-  for (std::int64_t i = 0; i < shard.documents(); ++i) {
-    const auto range = shard.document(i);
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(range.count));
-    shard.read(range.first, tokens);
-    EXPECT_EQ(tokens.back(), tokenizer.end_of_document());
-    tokens.pop_back();
-    documents.push_back(decode(tokenizer, tokens));
-  }
-  return documents;
-}
-std::vector<std::string> documents_of(const TokenShard& shard) {
-  return documents_of(shard, *make_byte_tokenizer());
-}
-
-PrepareOptions options_for(const TempFolder& folder, double validation = 0) {
-  PrepareOptions options;
-  options.out = folder.path() / "out";
-  options.overwrite = true;
-  options.validation = validation;
-  return options;
-}
 
 TEST(Prepare, TakesTextByEndingInSortedOrderAndCountsTheRest) {
   const TempFolder folder;
@@ -315,69 +289,6 @@ TEST(Prepare, WhatCannotBeCutIsTrainedOn) {
     EXPECT_EQ(made.train, std::vector<std::string>{text});
     EXPECT_TRUE(made.validation.empty());
   }
-}
-
-TEST(Prepare, AFailureLeavesTheOlderDataSetWhole) {
-  const TempFolder folder;
-  const Paths good = {folder.write("a.txt", "old")};
-  ASSERT_TRUE(prepare(good, options_for(folder)));
-  const Paths bad = {folder.write("b.txt", "new"), folder.path() / "none"};
-  EXPECT_FALSE(prepare(bad, options_for(folder)));
-  const auto dataset = open_dataset(folder.path() / "out");
-  ASSERT_TRUE(dataset) << dataset.error().message;
-  EXPECT_TRUE(verify(*dataset));
-  EXPECT_EQ(documents_of(dataset->train), (std::vector<std::string>{"old"}));
-}
-
-TEST(Prepare, AFullDiskAtTheEndLeavesTheOlderDataSetWhole) {
-  const TempFolder folder;
-  const Paths good = {folder.write("a.txt", "old")};
-  ASSERT_TRUE(prepare(good, options_for(folder)));
-  const Paths larger = {folder.write("b.txt", std::string(5000, 'n'))};
-  for (const rlim_t bytes : {1000U, 9000U}) {  // too few for the tokens, and for the index of many
-    folder.write(
-        "c.jsonl", bytes == 1000U ? "" : [] {
-          std::string lines;
-          for (int i = 0; i < 1000; ++i) lines += "{\"text\": \"a\"}\n";
-          return lines;
-        }());
-    const Paths many = {folder.path() / "c.jsonl"};
-    {
-      const FullDisk full(bytes);
-      EXPECT_FALSE(prepare(bytes == 1000U ? larger : many, options_for(folder)));
-    }
-    const auto dataset = open_dataset(folder.path() / "out");
-    ASSERT_TRUE(dataset) << dataset.error().message;
-    EXPECT_TRUE(verify(*dataset));
-    EXPECT_EQ(documents_of(dataset->train), (std::vector<std::string>{"old"}));
-    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path() / "out"),
-                            std::filesystem::directory_iterator()),
-              5)
-        << "nothing unfinished is left";
-  }
-}
-
-TEST(Prepare, WhatAKilledCallLeavesCanBeOverwritten) {
-  const TempFolder folder;
-  const Paths paths = {folder.write("a.txt", "text")};
-  for (const char* name : {"out/train.bin", "out/train.idx.4711.new", "out/dataset.json.4711.new",
-                           "out/validation.bin.tmp", "out/validation.idx.tmp"}) {
-    folder.write(name, "unfinished");
-  }
-  EXPECT_TRUE(prepare(paths, options_for(folder)));
-  folder.write("out/mine.4711.new", "of another program");
-  std::filesystem::remove(folder.path() / "out" / "dataset.json");
-  EXPECT_FALSE(prepare(paths, options_for(folder)));
-}
-
-TEST(Prepare, AnOpenDataSetOutlivesItsReplacement) {
-  const TempFolder folder;
-  const Paths paths = {folder.write("a.txt", std::string(100000, 'o'))};
-  ASSERT_TRUE(prepare(paths, options_for(folder)));
-  const auto before = open_dataset(folder.path() / "out");
-  folder.write("a.txt", "short");
-  ASSERT_TRUE(prepare(paths, options_for(folder)));
-  EXPECT_EQ(documents_of(before->train)[0], std::string(100000, 'o'));
 }
 
 TEST(Prepare, TellsItsProgress) {
