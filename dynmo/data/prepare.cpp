@@ -67,7 +67,7 @@ fs::path text_in_out(std::span<const fs::path> paths, const Corpus& corpus, cons
   return {};
 }
 
-// A data set's files beside its description.
+// A data set's files, but for its description.
 constexpr std::array<std::string_view, 7> kOwn = {
     "train.bin",    "train.idx",        "validation.bin",      "validation.idx",
     kTokenizerFile, kTokenizerJsonFile, kTokenizerSettingsFile};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Helpers of tests of preparations: options that replace a data set, and its documents as text.
+
 #include <gtest/gtest.h>
 
 #include <cstdint>
