@@ -11,7 +11,7 @@
 #include "dynmo/c10d/nccl_impl.h"
 #include "dynmo/c10d/store_impl.h"
 #include "dynmo/core/check.h"
-#include "dynmo/core/files.h"
+#include "dynmo/process/kernel_ids.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"
 
@@ -38,9 +38,8 @@ std::string device_name(const Library& library, at::Device device) {
   if (library.connect == nullptr || library.name_device == nullptr) return "";
   std::string name;
   library.name_device(device, name);
-  const auto host = read_file("/proc/sys/kernel/random/boot_id");
-  if (name.empty() || !host) return "";
-  return fmt::format("{} {}", *host, name);
+  const std::string host = process::boot_id();
+  return name.empty() || host.empty() ? "" : fmt::format("{} {}", host, name);
 }
 
 }  // namespace

@@ -55,14 +55,6 @@ char state_of(pid_t pid) {
   return (flags & kExiting) != 0 || killed ? 'X' : state;
 }
 
-std::string process_space() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  std::error_code fault;
-  const auto ids = fs::read_symlink("/proc/self/ns/pid", fault);
-  return fault || !(file >> boot) ? "" : boot + " " + ids.string();
-}
-
 UniqueFd end_of_thread(pid_t pid, std::string_view name) {
   std::error_code fault;  // the process may end meanwhile
   const fs::directory_iterator end;

@@ -19,11 +19,6 @@ namespace dynmo::process {
 // kill and its end it may have another letter for some microseconds.
 [[nodiscard]] char state_of(pid_t pid);
 
-// Returns the name of the process ids that this process sees, by the kernel's boot and the PID
-// namespace. Two processes with the same name are in each other's /proc. Returns "" if /proc does
-// not tell.
-[[nodiscard]] std::string process_space();
-
 // Returns a descriptor that is readable once the thread of this name of process `pid` has ended.
 // Returns none if the process has no such thread, or the system cannot tell (Linux before 6.9).
 [[nodiscard]] UniqueFd end_of_thread(pid_t pid, std::string_view name);

@@ -17,18 +17,12 @@
 #include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
+#include "dynmo/process/kernel_ids.h"
 
 namespace dynmo::process {
 namespace {
 
 constexpr std::string_view kFormat = "dynmo-lock-1";
-
-std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id;
-}
 
 // Returns the clock ticks from the boot to the start of a process, or nullopt if there is none.
 std::optional<std::int64_t> start_of(std::int64_t pid) {

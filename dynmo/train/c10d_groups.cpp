@@ -18,7 +18,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/expected.h"
 #include "dynmo/data/sampler.h"
-#include "dynmo/process/ending.h"
+#include "dynmo/process/kernel_ids.h"
 #include "dynmo/process/sockets.h"
 #include "dynmo/transport/gather.h"
 #include "dynmo/transport/tags.h"

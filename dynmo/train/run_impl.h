@@ -28,7 +28,7 @@
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/elastic/recovery.h"
 #include "dynmo/observe/run_folder.h"
-#include "dynmo/process/clock_id.h"
+#include "dynmo/process/kernel_ids.h"
 #include "dynmo/train/elasticity.h"
 #include "dynmo/train/generation.h"
 #include "dynmo/train/losses.h"
