@@ -8,7 +8,6 @@
 #include <CLI/App.hpp>
 #include <array>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -38,17 +37,6 @@ template <typename Flags, typename Run>
 void run_when_parsed(CLI::App* command, Command& chosen, std::shared_ptr<Flags> flags, Run run) {
   command->callback([flags, run, &chosen] { chosen = [flags, run] { return run(*flags); }; });
 }
-
-// A flag of a command. `acts` is whether it has an effect, and `wanted` what it needs for that.
-struct FlagUse {
-  std::string_view flag;
-  bool given = false;
-  bool acts = false;
-  std::string_view wanted;  // "--join RUN"
-};
-
-// Returns kBadInput for the first flag that is given and has no effect with the others.
-[[nodiscard]] Expected<void> check_flags(std::initializer_list<FlagUse> flags);
 
 // A file that a command reads or writes, and the flag that names it. An empty path is none.
 struct UsedFile {

@@ -8,6 +8,7 @@
 
 #include "apps/dynmo/command.h"
 #include "dynmo/config/config.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/core/toml.h"
 
 namespace dynmo::app {

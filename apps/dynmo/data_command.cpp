@@ -10,6 +10,7 @@
 
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"
 #include "dynmo/data/dataset.h"

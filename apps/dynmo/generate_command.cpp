@@ -12,6 +12,7 @@
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
 #include "dynmo/checkpoint/safetensors.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/data/tokenizer.h"
 #include "dynmo/data/utf8.h"
 #include "dynmo/weights/generate.h"

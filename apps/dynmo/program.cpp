@@ -259,15 +259,6 @@ constexpr std::size_t kLastLine = std::size_t{1} << 20;
 
 }  // namespace
 
-Expected<void> check_flags(std::initializer_list<FlagUse> flags) {
-  for (const FlagUse& use : flags) {
-    if (!use.given || use.acts) continue;
-    return make_error(ErrorCode::kBadInput, "{0} does nothing here: wanted {1} with it, or no {0}",
-                      use.flag, use.wanted);
-  }
-  return {};
-}
-
 Expected<void> check_one_use(const std::vector<UsedFile>& files) {
   for (std::size_t i = 0; i < files.size(); ++i) {
     for (std::size_t other = 0; other < i; ++other) {

@@ -6,6 +6,7 @@
 
 #include "apps/dynmo/command.h"
 #include "apps/dynmo/terminal.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/core/units.h"

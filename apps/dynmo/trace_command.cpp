@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "apps/dynmo/command.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/files.h"

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "apps/dynmo/command.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/core/units.h"

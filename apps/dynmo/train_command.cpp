@@ -17,6 +17,7 @@
 #include "apps/dynmo/terminal.h"
 #include "dynmo/c10d/c10d_transport.h"
 #include "dynmo/checkpoint/checkpoint.h"
+#include "dynmo/core/effects.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/shell.h"
 #include "dynmo/core/toml.h"

@@ -189,4 +189,13 @@ Expected<void> apply_overrides(const std::function<std::vector<TomlKey>()>& make
   return {};
 }
 
+Expected<void> check_flags(std::initializer_list<FlagUse> flags) {
+  for (const FlagUse& use : flags) {
+    if (!use.given || use.acts) continue;
+    return make_error(ErrorCode::kBadInput, "{0} does nothing here: wanted {1} with it, or no {0}",
+                      use.flag, use.wanted);
+  }
+  return {};
+}
+
 }  // namespace dynmo

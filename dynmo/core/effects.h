@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checks that each key of a config that is given has an effect. The condition under which it acts
-// stands beside the key (TomlKey::acts_if). Checks, messages and pages follow it.
+// Checks that each flag and each key of a config that is given has an effect. The condition under
+// which a key acts stands beside it (TomlKey::acts_if). Checks, messages and pages follow it.
 
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,5 +51,16 @@ void reset_idle(std::span<const TomlKey> keys, std::span<const TomlKey> defaults
                                              std::span<const TomlKey> defaults,
                                              std::span<const std::string> settings,
                                              std::string_view example);
+
+// A flag of a command. `acts` is whether it has an effect, and `wanted` what it needs for that.
+struct FlagUse {
+  std::string_view flag;
+  bool given = false;
+  bool acts = false;
+  std::string_view wanted;  // "--join RUN"
+};
+
+// Returns kBadInput for the first flag that is given and has no effect with the others.
+[[nodiscard]] Expected<void> check_flags(std::initializer_list<FlagUse> flags);
 
 }  // namespace dynmo

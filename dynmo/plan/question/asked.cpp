@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <initializer_list>
 #include <utility>
 
+#include "dynmo/core/effects.h"
 #include "dynmo/core/units.h"
 #include "dynmo/cost/device.h"
 #include "dynmo/cost/files.h"
@@ -291,31 +291,21 @@ Expected<Question> question_of(const Asked& asked, Spelling spelling) {
 }
 
 Expected<void> check_effects(const Asked& asked, const Question& question, Spelling spelling) {
-  struct Effect {
-    std::string_view flag;
-    bool given;
-    bool acts;
-    std::string_view wanted;
-  };
   const cost::Cluster& cluster = question.cluster;
   const bool bounded = std::ranges::any_of(cluster.ranks, [](const cost::ClusterRank& rank) {
     return rank.memory < cost::kUnlimitedMemory;
   });
   constexpr std::string_view kBounded =
       "--memory, --device or a --cluster whose ranks have memory_bytes";
-  for (const Effect& effect : std::initializer_list<Effect>{
-           {"--evaluations", asked.evaluations.has_value(), question.balancer == Balancer::kSearch,
-            "--balancer search"},
-           {"--place", asked.place, place_matters(cluster), "a --cluster of unlike ranks or links"},
-           {"--pack", asked.pack, cluster.size() > 1, "more than one rank"},
-           {"--head-room", asked.head_room.value_or(0) > 0, bounded, kBounded},
-           {"--recompute auto", asked.recompute == "auto", bounded, kBounded},
-       }) {
-    if (!effect.given || effect.acts) continue;
-    return refusal(fmt::format("{0} does nothing here: wanted {1} with it, or no {0}", effect.flag,
-                               effect.wanted),
-                   spelling);
-  }
+  const auto checked = check_flags({
+      {"--evaluations", asked.evaluations.has_value(), question.balancer == Balancer::kSearch,
+       "--balancer search"},
+      {"--place", asked.place, place_matters(cluster), "a --cluster of unlike ranks or links"},
+      {"--pack", asked.pack, cluster.size() > 1, "more than one rank"},
+      {"--head-room", asked.head_room.value_or(0) > 0, bounded, kBounded},
+      {"--recompute auto", asked.recompute == "auto", bounded, kBounded},
+  });
+  if (!checked) return refusal(checked.error().message, spelling);
   return {};
 }
 
