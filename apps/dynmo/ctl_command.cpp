@@ -7,6 +7,7 @@
 #include <string>
 
 #include "apps/dynmo/command.h"
+#include "dynmo/core/fields.h"
 #include "dynmo/core/units.h"
 #include "dynmo/elastic/control_messages.h"
 #include "dynmo/elastic/job_file.h"
@@ -71,7 +72,9 @@ Expected<std::string> describe(const Json& status) {
   if (status.empty()) return std::string("the run has not done a step yet\n");
   std::string text =
       fmt::format("step      {} of {}\n", object.integer("step"), object.integer("steps"));
-  text += fmt::format("loss      {:.4f}\n", object.number("loss", 0.0));
+  double loss = 0;  // null in JSON if it is NaN
+  FieldReader(object).optional_measured("loss", loss);
+  text += fmt::format("loss      {:.4f}\n", loss);
   text += fmt::format("tokens/s  {:.0f}\n", object.number("tokens_per_s"));
   text += fmt::format("imbalance {:.3f}, bubble {:.1f} %, {} frozen layers\n",
                       object.number("imbalance"), 100 * object.number("bubble"),

@@ -6,7 +6,9 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import stat
+import threading
 import time
 
 from elastic_case import LIMIT, ElasticCase, events, manifests
@@ -214,6 +216,30 @@ class Elastic(ElasticCase):
         self.assertEqual(max(manifests(run)), steps)
         self.refused(self.ctl("commands", "status"), "no elastic run goes on in", code=5)
         self.assertFalse((run / "job.json").exists() or (run / "secret").exists())
+
+    def test_the_status_of_a_diverged_run_is_text(self):
+        """JSON has no NaN, so the leader sends null for the loss of a step that train.on_nan skipped."""
+        run = self.folder / "diverged"
+        run.mkdir()
+        status = {"step": 4, "steps": 9, "loss": None, "tokens_per_s": 10.0, "imbalance": 0.1, "bubble": 0.2, "frozen_layers": 0}
+        status |= {"lost_ranks": 0, "steps_again": 0, "replicas": 1, "plan": "4|5", "generation": 1, "ranks": [], "standbys": 0}
+        with socket.create_server(("127.0.0.1", 0)) as leader:
+            job = {"format": "dynmo-job-1", "address": "127.0.0.1", "port": leader.getsockname()[1], "host": socket.gethostname()}
+            (run / "job.json").write_text(json.dumps(job | {"pid": os.getpid()}))
+            (run / "secret").write_text("0" * 32 + "\n")
+            answer = {"format": "dynmo-control-1", "done": True, "text": "", "status": status}
+
+            def serve():
+                client, _ = leader.accept()
+                with client:
+                    client.recv(1 << 16)
+                    client.sendall(json.dumps(answer).encode() + b"\n")
+
+            server = threading.Thread(target=serve)
+            server.start()
+            text = self.done("diverged", "status")
+            server.join(LIMIT)
+        self.assertIn("step      4 of 9\nloss      nan\ntokens/s  10\n", text)
 
     def test_join_by_another_path_of_the_run(self):
         """As on a host that mounts it elsewhere. The log lies in the run's folder."""
