@@ -174,12 +174,14 @@ void LineServer::Loop::accept_all() {
 }
 
 bool LineServer::Loop::has_room() const {
-  const auto open = [](const LineConnection& client) { return static_cast<bool>(client.socket); };
-  return std::ranges::count_if(clients_, open) < options_.max_clients;
+  const auto counts = [](const LineConnection& client) {
+    return client.socket && (!client.heard || client.done);
+  };
+  return std::ranges::count_if(clients_, counts) < options_.max_clients;
 }
 
 // Closes the oldest connections whose clients have sent nothing yet, until there is room. So silent
-// clients cannot keep others out. Returns false if all have sent their line.
+// clients cannot keep others out. Returns false if the rest have sent their line.
 bool LineServer::Loop::make_room() {
   for (LineConnection& client : clients_) {
     if (has_room()) return true;

@@ -28,7 +28,8 @@ class LineServer {
     std::uint16_t port = 0;  // 0: any free one
     std::string end = "\n";  // of a line
     std::size_t max_line = 64 << 10;
-    // Limit of clients. Beyond it, those that have sent nothing are dropped first.
+    // Limit of clients that do not wait for an answer. Beyond it, those that have sent nothing are
+    // dropped first. A client waits only if OnLine has decided so.
     int max_clients = 64;
     std::size_t max_unread = 4 << 20;  // bytes that a client may leave unread
     // Time for a client to send its line, and to read the last one that it gets.
