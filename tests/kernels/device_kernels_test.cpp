@@ -251,6 +251,13 @@ TEST_F(Nvrtc, ADeviceThatItDoesNotKnowIsRefused) {
   EXPECT_TRUE(cubin.error().message.starts_with("NVRTC for sm_1: ")) << cubin.error().message;
 }
 
+TEST_F(Nvrtc, ARefusalWeighsMoreThanALibraryThatIsMissing) {
+  const auto refused =
+      device::kept_kernels({"libnothing.so.1", library_, "libnothing.so.2"}, "sm_1", "/nowhere");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_TRUE(refused.error().message.starts_with("NVRTC for sm_1: ")) << refused.error().message;
+}
+
 TEST_F(Nvrtc, KernelsAreKeptAndFoundAgain) {
   const std::filesystem::path cache = folder_.path() / "kernels";
   const auto first = device::kept_kernels({"libnothing.so.1", library_}, "sm_90", cache);
@@ -276,6 +283,7 @@ TEST(NoNvrtc, IsOneLine) {
   EXPECT_FALSE(device::kept_kernels({}, "sm_90", "/nowhere").has_value());
   const auto places = device::nvrtc_libraries("/site/torch/lib");
   EXPECT_EQ(places.front(), "/site/nvidia/cu13/lib/libnvrtc.so.13");
+  EXPECT_EQ(places[1], "/site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
 }
 
 TEST(NoKernels, ACudaDeviceWithoutADriverSaysSo) {

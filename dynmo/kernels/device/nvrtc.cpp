@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 
 #include "dynmo/core/digest.h"
 #include "dynmo/core/files.h"
@@ -115,6 +116,7 @@ Expected<std::string> kept_kernels(const std::vector<std::filesystem::path>& lib
                                    std::string_view architecture,
                                    const std::filesystem::path& cache) {
   Error missing = make_error(ErrorCode::kBadInput, "no place to look for NVRTC");
+  std::optional<Error> refused;
   for (const std::filesystem::path& library : libraries) {
     const auto nvrtc = loaded(library);
     if (!nvrtc) {
@@ -127,19 +129,24 @@ Expected<std::string> kept_kernels(const std::vector<std::filesystem::path>& lib
     const std::string name = fmt::format("{}-{}.{}-{}.cubin", digest_of(text_of_kernels()).hex(),
                                          major, minor, architecture);
     if (auto kept = read_file(cache / name)) return kept;
-    DYNMO_ASSIGN(std::string cubin, compiled(*nvrtc, architecture));
+    auto cubin = compiled(*nvrtc, architecture);
+    if (!cubin) {  // a newer NVRTC knows old devices no more
+      if (!refused) refused = cubin.error();
+      continue;
+    }
     // Several ranks of a host may write at the same time, because each renames a whole file.
-    if (make_directories(cache)) static_cast<void>(write_file_durably(cache / name, cubin));
+    if (make_directories(cache)) static_cast<void>(write_file_durably(cache / name, *cubin));
     return cubin;
   }
-  return missing;
+  return refused.value_or(missing);
 }
 
 std::vector<std::filesystem::path> nvrtc_libraries(const std::filesystem::path& torch_lib) {
-  // The wheels of NVIDIA are in the folder that has that of PyTorch.
+  // The wheels of NVIDIA are in the folder that has that of PyTorch, and fit its driver. So those
+  // of the system come later.
   const std::filesystem::path wheels = (torch_lib / "../../nvidia").lexically_normal();
-  return {wheels / "cu13/lib/libnvrtc.so.13", "libnvrtc.so.13",
-          wheels / "cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.12"};
+  return {wheels / "cu13/lib/libnvrtc.so.13", wheels / "cuda_nvrtc/lib/libnvrtc.so.12",
+          "libnvrtc.so.13", "libnvrtc.so.12"};
 }
 
 }  // namespace dynmo::kernels::device

@@ -19,8 +19,9 @@ namespace dynmo::kernels::device {
 [[nodiscard]] Expected<std::string> compile_kernels(const std::filesystem::path& library,
                                                     std::string_view architecture);
 
-// Like compile_kernels(), with the first of `libraries` that can be loaded. Caches the result in
-// the folder `cache`, by source, version of NVRTC and architecture. If the folder cannot be
+// Like compile_kernels(), with the first of `libraries` that compiles them. Returns the error of
+// the first library that refuses them, or else of the last that cannot be loaded. Caches the result
+// in the folder `cache`, by source, version of NVRTC and architecture. If the folder cannot be
 // written, nothing is cached.
 [[nodiscard]] Expected<std::string> kept_kernels(
     const std::vector<std::filesystem::path>& libraries, std::string_view architecture,
