@@ -27,7 +27,7 @@ inline constexpr std::size_t kMaxReply = 1 << 20;
 struct Build {
   std::string program;          // digest of the program's file
   std::string libtorch;         // version
-  std::string instruction_set;  // of libtorch's kernels
+  std::string instruction_set;  // kernels::instruction_set_name()
   int threads = 1;              // of tensor operations
   std::string config;           // digest of the settings that decide what is computed
   std::string data;             // digest of the data

@@ -7,8 +7,9 @@
 
 namespace dynmo::kernels {
 
-// Returns libtorch's instruction set, and whether this processor uses the products of gemm.h:
-// "AVX512" or "AVX512, own products".
+// Returns libtorch's instruction set, the features of the processor that choose the code of other
+// kernels, and whether it uses the products of gemm.h: "AVX2 (intel avx2 fma avx512f), own
+// products". Libtorch's set follows ATEN_CPU_CAPABILITY, and the features do not.
 [[nodiscard]] std::string instruction_set_name();
 
 }  // namespace dynmo::kernels

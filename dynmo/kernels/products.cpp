@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Version.h>
 #include <ATen/record_function.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -63,7 +64,7 @@ at::Tensor rows_or_columns(const at::Tensor& x) {
   return x.stride(0) == 1 || x.stride(1) == 1 ? x : x.contiguous();
 }
 
-gemm::Operand operand_of(const at::Tensor& x) {
+MatrixView<float> operand_of(const at::Tensor& x) {
   const bool transposed = x.stride(1) != 1;
   return {x.const_data_ptr<float>(), x.stride(transposed ? 1 : 0), transposed};
 }
@@ -123,7 +124,19 @@ void add_product(at::Tensor& sum_MN, const at::Tensor& a_KM, const at::Tensor& b
 }
 
 std::string instruction_set_name() {
-  return at::get_cpu_capability() + (gemm::is_wanted() ? ", own products" : "");
+  std::string name = at::get_cpu_capability();
+#if defined(__x86_64__) && defined(__GNUC__)
+  // MKL's code depends on the maker, too.
+  std::string features = __builtin_cpu_is("intel") != 0 ? "intel"
+                         : __builtin_cpu_is("amd") != 0 ? "amd"
+                                                        : "another maker";
+  if (__builtin_cpu_supports("avx2") != 0) features += " avx2";
+  if (__builtin_cpu_supports("fma") != 0) features += " fma";
+  if (__builtin_cpu_supports("avx512f") != 0) features += " avx512f";
+  if (__builtin_cpu_supports("avx512bf16") != 0) features += " avx512bf16";
+  name += fmt::format(" ({})", features);
+#endif
+  return name + (gemm::is_wanted() ? ", own products" : "");
 }
 
 bool has_own_product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
@@ -144,8 +157,8 @@ void own_product(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tenso
   // These tensors keep the elements alive.
   const at::Tensor a = rows_or_columns(a_MK);
   const at::Tensor b = rows_or_columns(b_KN);
-  const gemm::Operand left = operand_of(a);
-  const gemm::Operand right = operand_of(b);
+  const MatrixView<float> left = operand_of(a);
+  const MatrixView<float> right = operand_of(b);
   auto* sum = c_MN.mutable_data_ptr<float>();
   const auto run = [&](const gemm::Range& part) {
     gemm::multiply(part, depth, left, right, result, sum, c_MN.stride(0));

@@ -8,6 +8,7 @@
 
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
+#include "dynmo/kernels/processor.h"
 #include "dynmo/train/last_files.h"
 #include "dynmo/train/report.h"
 #include "dynmo/train/run_impl.h"
@@ -34,6 +35,9 @@ Expected<ResolvedRun> prepare(transport::Transport& transport, const ValidOption
   }
   DYNMO_TRY(check_same_settings(transport, run));
   DYNMO_TRY(agree_on_kernels(transport, run));
+  DYNMO_ASSIGN(const std::string unlike,
+               unlike_processors(transport, kernels::instruction_set_name()));
+  if (!unlike.empty() && transport.rank() == transport::Member(0)) reporter.say(unlike);
   DYNMO_TRY(check_folder_is_free(options));
   if (transport.rank() == transport::Member(0)) {
     DYNMO_ASSIGN(const bool removed, remove_earlier_run(options));

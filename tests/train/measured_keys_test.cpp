@@ -10,6 +10,7 @@
 #include "dynmo/core/files.h"
 #include "dynmo/cost/files.h"
 #include "dynmo/dynamism/pruning/options.h"
+#include "dynmo/train/setup/start.h"
 #include "dynmo/transport/in_process.h"
 #include "tests/support/temp_folder.h"
 
@@ -118,6 +119,22 @@ TEST(MeasuredKeys, OfARunThatHasMeasuredNothingAreRefused) {
   EXPECT_NE(still.error().message.find("pruning.sparse_above is auto and so it is in"),
             std::string::npos)
       << still.error().message;
+}
+
+TEST(Processors, OfOneKindSayNothingAndOthersAreNamed) {
+  for (const std::string second : {"AVX2 (intel avx2)", "AVX2 (amd avx2)"}) {
+    const auto done = transport::run_ranks(3, [&](transport::Transport& ranks) -> Expected<void> {
+      const std::string own = ranks.rank() == transport::Member(1) ? second : "AVX2 (intel avx2)";
+      DYNMO_ASSIGN(const std::string line, unlike_processors(ranks, own));
+      EXPECT_EQ(line.empty(), second == "AVX2 (intel avx2)");
+      if (line.empty()) return {};
+      EXPECT_NE(line.find("rank 1 computes with AVX2 (amd avx2), rank 0 with AVX2 (intel avx2)"),
+                std::string::npos)
+          << line;
+      return {};
+    });
+    EXPECT_TRUE(done.has_value()) << done.error().message;
+  }
 }
 
 }  // namespace

@@ -47,6 +47,20 @@ Expected<void> check_same_settings(transport::Transport& transport, const Resolv
   return {};
 }
 
+Expected<std::string> unlike_processors(transport::Transport& transport, std::string_view own) {
+  DYNMO_ASSIGN(const auto all,
+               transport::gather_texts(transport,
+                                       transport::control_tag(transport::Control::kSettings), own));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    return fmt::format(
+        "numbers  may depend on the layout in their last bits: rank {} computes with {}, rank 0 "
+        "with {}",
+        rank, all[rank], all.front());
+  }
+  return std::string();
+}
+
 Expected<void> agree_on_kernels(transport::Transport& transport, ResolvedRun& run) {
   if (!on_device(run.config()) || !run.config().run.fused_kernels) return {};
   TrainOptions::RankDevice device = run.options().rank_device;

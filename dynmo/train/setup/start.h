@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dynmo/core/expected.h"
@@ -33,6 +34,11 @@ namespace dynmo::train {
 // ranks call it before they train together. If a device has no kernels of our own, all ranks use
 // PyTorch's: run.fused_kernels becomes false. start_lines() say why.
 [[nodiscard]] Expected<void> agree_on_kernels(transport::Transport& transport, ResolvedRun& run);
+
+// Returns a line for the user if processors of the ranks differ in what the bits of a training
+// depend on, or else "". `own` is kernels::instruction_set_name() of this rank. All ranks call it.
+[[nodiscard]] Expected<std::string> unlike_processors(transport::Transport& transport,
+                                                      std::string_view own);
 
 struct Start {
   std::optional<Restored> restored;  // none: a new training
