@@ -216,6 +216,19 @@ TEST(RunReport, AStateHasTheComputeCopyOfTheParameters) {
       << "1.5 of the frozen, 4.5 of the other" << table;
 }
 
+TEST(RunReport, NoGainHasNoShare) {
+  Summary summary = one_run();
+  summary.runs.push_back(summary.runs[0]);
+  const std::vector<RunCurves> curves(2, RunCurves{{0.1}, {0.3}});
+  for (const double best : {0.995, 1.0, 1.007}) {
+    summary.speedup = 0.988;
+    summary.best_speedup = best;
+    const std::string text = fmt::format("{}", fmt::join(report_lines(summary, curves, "a"), "\n"));
+    EXPECT_NE(text.find("; no cut gains more than 1 %"), std::string::npos) << text;
+    EXPECT_EQ(text.find("of the gain"), std::string::npos) << text;
+  }
+}
+
 TEST(RunReport, ABoundIsCalledOne) {
   Summary summary = one_run();
   summary.runs.push_back(summary.runs[0]);

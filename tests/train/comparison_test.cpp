@@ -170,6 +170,20 @@ TEST(Comparison, OfTooManyCutsItIsABound) {
   EXPECT_NEAR(compared->best_speedup, 19.0 / 4, 1e-3);
 }
 
+// Other ranks wait for the report, so its work is bounded. Every fourth step counts of these.
+TEST(Comparison, OfALongRunCountsStepsOfEqualDistance) {
+  constexpr int kSteps = 1000;
+  const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
+  RunHistory series = history_of("static");
+  for (int i = 0; i < kSteps; ++i) add(series, step_of(i, i % 4 == 0 ? 4 : 0, 0.3), plan);
+  const auto all = compare(series, series, known(), kMicroBatches, 1, kRanks);
+  const RunHistory counted = run("static", plan, 4, 10, 0.3);
+  const auto wanted = compare(counted, counted, known(), kMicroBatches, 1, kRanks);
+  ASSERT_TRUE(all.has_value() && wanted.has_value());
+  EXPECT_NEAR(all->best_speedup, wanted->best_speedup, 1e-9);
+  EXPECT_FALSE(all->best_is_bound);
+}
+
 TEST(Comparison, PredictionErrorCountsFromTheFirstMove) {
   const auto plan = plan::make_plan({4, 4}, schedule::ScheduleKind::k1F1B);
   RunHistory series = history_of("balanced");

@@ -24,16 +24,24 @@ cost::ModelCost costs_of(const observe::StepEntry& step, const cost::ModelCost& 
   return costs;
 }
 
+// The steps of a comparison, and the replays for them. The other ranks wait meanwhile, for no
+// longer than pipeline.timeout_s.
+constexpr std::size_t kMaxSteps = 256;
+constexpr std::int64_t kMaxReplays = 1'000'000;
+
 // Returns the least step time of all cuts. Once there are too many cuts, it returns a bound from
 // then on.
 Expected<double> best_step_s(const plan::Costs& costs, schedule::ScheduleKind kind,
-                             bool& is_bound) {
-  if (!is_bound) {
+                             std::int64_t& replays, bool& is_bound) {
+  if (!is_bound && replays < kMaxReplays) {
     DYNMO_ASSIGN(const std::optional<plan::SimulatedOptimum> best,
                  plan::simulated_optimum(costs, kind));
-    if (best) return best->step_time_s;
-    is_bound = true;
+    if (best) {
+      replays += best->simulated;
+      return best->step_time_s;
+    }
   }
+  is_bound = true;
   return plan::step_time_bound_s(costs);
 }
 
@@ -56,8 +64,10 @@ Expected<Comparison> compare(const observe::RunHistory& baseline,
   const auto costs_in = [&](const observe::StepEntry& step) {
     return given ? given(step.step) : costs_of(step, known, accumulation);
   };
+  std::int64_t replays = 0;
   const std::size_t steps = std::min(baseline.sample().size(), balanced.sample().size());
-  for (std::size_t i = 0; i < steps; ++i) {
+  const std::size_t stride = (steps + kMaxSteps - 1) / kMaxSteps;
+  for (std::size_t i = 0; i < steps; i += stride) {
     const observe::StepEntry& step = baseline.sample()[i];
     DYNMO_ASSIGN(const plan::Evaluation evaluation,
                  plan::evaluate(step.plan, {costs_in(step), cluster, micro_batches}));
@@ -71,7 +81,7 @@ Expected<Comparison> compare(const observe::RunHistory& baseline,
     if (!one_stage_a_rank(step.plan.schedule)) continue;
     DYNMO_ASSIGN(const double best,
                  best_step_s({costs_in(balanced.sample()[i]), cluster, micro_batches},
-                             step.plan.schedule, comparison.best_is_bound));
+                             step.plan.schedule, replays, comparison.best_is_bound));
     best_s += best;
   }
   if (balanced_s > 0) comparison.cuts_speedup = baseline_s / balanced_s;

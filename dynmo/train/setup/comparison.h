@@ -29,11 +29,11 @@ struct Comparison {
 // Returns the costs of the layers in a step, if they are known without measuring.
 using GivenCosts = std::function<cost::ModelCost(std::int64_t step)>;
 
-// Compares two runs. The best possible speed-up is computed step by step. The time of the
-// baseline's cut uses the costs of its own run. It is divided by that of the best cut, with the
-// costs of the balanced run. There are two sets of costs, because waiting ranks leave caches,
-// memory bandwidth and power to the others. So a layer takes longer if all ranks are busy, under
-// any cut.
+// Compares two runs. The best possible speed-up is computed step by step, in at most 256 steps of
+// equal distance. The time of the baseline's cut uses the costs of its own run. It is divided by
+// that of the best cut, with the costs of the balanced run. There are two sets of costs, because
+// waiting ranks leave caches, memory bandwidth and power to the others. So a layer takes longer if
+// all ranks are busy, under any cut.
 //
 // `known` has names and bytes. `ranks` are those of one replica. With `given`, both sides use the
 // given costs. Measured costs would favour the best cut, which gains from their noise.
