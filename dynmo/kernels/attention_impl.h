@@ -7,8 +7,8 @@
 // rows that are not contiguous is in ragged_attention.h.
 //
 // Probabilities exist for one block at a time. The gradient recomputes them from the logarithm of
-// their sum (Dao et al., "FlashAttention", 2022). One thread computes a head, so results do not
-// depend on the number of threads.
+// their sum (Dao et al., "FlashAttention", 2022). One thread computes a head. So results depend on
+// the number of threads only as the products of BLAS do.
 
 #include <c10/core/ScalarType.h>
 

@@ -72,8 +72,8 @@ constexpr std::array<Block, sizeof...(i)> blocks(std::integer_sequence<int, i...
 
 // Packs `depth` rows of b from `row` on and `width` columns from `column` on. Missing columns
 // become zeros.
-DYNMO_512_BITS void pack(const Operand& b, Index row, Index depth, Index column, Index width,
-                         float* panel) {
+DYNMO_512_BITS void pack(const MatrixView<float>& b, Index row, Index depth, Index column,
+                         Index width, float* panel) {
   const float* from = b.data + row * b.stride + column;
   for (Index k = 0; k < depth; ++k, from += b.stride, panel += kColumns) {
     if (width == kColumns) {
@@ -89,8 +89,8 @@ DYNMO_512_BITS void pack(const Operand& b, Index row, Index depth, Index column,
 }
 
 // Like pack(), for a transposed b, square by square.
-DYNMO_512_BITS void pack_transposed(const Operand& b, Index row, Index depth, Index column,
-                                    Index width, float* panel) {
+DYNMO_512_BITS void pack_transposed(const MatrixView<float>& b, Index row, Index depth,
+                                    Index column, Index width, float* panel) {
   const float* from = b.data + column * b.stride + row;
   for (Index half = 0; half < kColumns; half += kLanes) {
     Index k = 0;
@@ -133,8 +133,8 @@ bool is_wanted() {
 #endif
 }
 
-void multiply(const Range& part, std::int64_t depth, const Operand& a, const Operand& b,
-              Result result, float* c, std::int64_t c_stride) {
+void multiply(const Range& part, std::int64_t depth, const MatrixView<float>& a,
+              const MatrixView<float>& b, Result result, float* c, std::int64_t c_stride) {
   using Counts = std::make_integer_sequence<int, kRows>;
   static constexpr auto kBlocks = blocks<false>(Counts());
   static constexpr auto kTransposedBlocks = blocks<true>(Counts());

@@ -12,19 +12,24 @@
 
 #include <cstdint>
 
+namespace dynmo::kernels {
+
+// A row-major matrix, or its transpose, whose rows start `stride` elements apart.
+template <typename Element>
+struct MatrixView {
+  const Element* data;
+  std::int64_t stride;
+  bool transposed = false;
+};
+
+}  // namespace dynmo::kernels
+
 namespace dynmo::kernels::gemm {
 
 // Returns whether these kernels are to be used on this processor, because they were written for it.
 [[nodiscard]] bool is_wanted();
 // Returns whether this processor can run these kernels.
 [[nodiscard]] bool is_possible();
-
-// A row-major matrix, or the transpose of one, whose rows start `stride` elements apart.
-struct Operand {
-  const float* data;
-  std::int64_t stride;
-  bool transposed = false;
-};
 
 // Rows and columns of the result: all of them, or those of one thread.
 struct Range {
@@ -37,7 +42,7 @@ enum class Result { kSet, kAddTo };
 // Computes part of c = a b, or of c += a b. Requires is_possible(), and a part that begins at a
 // multiple of kColumns columns.
 inline constexpr std::int64_t kColumns = 32;
-void multiply(const Range& part, std::int64_t depth, const Operand& a, const Operand& b,
-              Result result, float* c, std::int64_t c_stride);
+void multiply(const Range& part, std::int64_t depth, const MatrixView<float>& a,
+              const MatrixView<float>& b, Result result, float* c, std::int64_t c_stride);
 
 }  // namespace dynmo::kernels::gemm

@@ -27,9 +27,6 @@ namespace {
 
 using at::Tensor;
 
-// Returns the tensor in its accumulation_type: itself unless it is bf16.
-Tensor wide(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
-
 Fused fused_attention(const Tensor& q_BHTK, const Tensor& k_BHTK, const Tensor& v_BHTK) {
   // A device with one of the operations for whole sequences has all of them.
   constexpr const char* kOne = "aten::_scaled_dot_product_flash_attention";

@@ -19,8 +19,6 @@ namespace {
 
 using at::Tensor;
 
-Tensor widened(const Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
-
 // Keys are the rows of a section without the last one, which no query sees. Queries are the rows
 // without the first one, which sees no key. So in plain causal attention of L - 1 queries and keys
 // a row sees the rows before it, but not itself.
@@ -66,18 +64,13 @@ Tensor from_sections(const Tensor& x_NLSK, at::IntArrayRef sizes_BTHK, const Sel
 }
 
 Tensor inverse_norm(const Tensor& q_BTHK) {
-  return widened(q_BTHK)
-      .square()
-      .sum(-1, /*keepdim=*/true)
-      .add_(kLeastSquare)
-      .sqrt_()
-      .reciprocal_();
+  return wide(q_BTHK).square().sum(-1, /*keepdim=*/true).add_(kLeastSquare).sqrt_().reciprocal_();
 }
 
 struct InSections {
   InSections(const Tensor& q_BTHK, const Tensor& v_BTGK, const Selection& selection)
       : inverse_BTH1(inverse_norm(q_BTHK)),
-        k_BTHK(widened(q_BTHK).mul(inverse_BTH1).to(q_BTHK.scalar_type())),
+        k_BTHK(wide(q_BTHK).mul(inverse_BTH1).to(q_BTHK.scalar_type())),
         q_NLSK(in_sections(q_BTHK, selection, kQueries)),
         k_NLSK(in_sections(k_BTHK, selection, kKeys)),
         v_NLSK(in_sections(repeated_heads(v_BTGK, q_BTHK.size(2)), selection, kKeys)) {}
@@ -185,7 +178,7 @@ struct SortedBuckets {
 
 // The maximum of all products and their negatives is the largest absolute product.
 Tensor angular_hashes(const Tensor& x_BTHK, const Tensor& directions_HKS) {
-  const Tensor wide_BTHK = widened(x_BTHK);
+  const Tensor wide_BTHK = wide(x_BTHK);
   const Tensor x_HNK = wide_BTHK.permute({2, 0, 1, 3}).flatten(1, 2);
   const Tensor sums_HNS = at::bmm(x_HNK, directions_HKS.to(wide_BTHK.scalar_type()));
   const Tensor closest_HN1 = sums_HNS.abs().argmax(2, /*keepdim=*/true);
@@ -302,11 +295,11 @@ AttentionGradient selected_attention_gradient(const Tensor& gradient_BTHK, const
   const at::IntArrayRef sizes = q_BTHK.sizes();
   const Tensor q_gradient = from_sections(gradient.q_BTHK, sizes, selection, kQueries);
   // The gradient through the keys: d k / d q = (1 - k k^T) / |q|.
-  const Tensor k_gradient = widened(from_sections(gradient.k_BTHK, sizes, selection, kKeys));
-  const Tensor k = widened(x.k_BTHK);
+  const Tensor k_gradient = wide(from_sections(gradient.k_BTHK, sizes, selection, kKeys));
+  const Tensor k = wide(x.k_BTHK);
   const Tensor along_BTH1 = k.mul(k_gradient).sum(-1, /*keepdim=*/true);
   const Tensor through_BTHK = k_gradient.sub(k.mul(along_BTH1)).mul_(x.inverse_BTH1);
-  return {.q_BTHK = widened(q_gradient).add(through_BTHK).to(q_BTHK.scalar_type()),
+  return {.q_BTHK = wide(q_gradient).add(through_BTHK).to(q_BTHK.scalar_type()),
           .k_BTHK = {},
           .v_BTHK = summed_heads(from_sections(gradient.v_BTHK, sizes, selection, kKeys),
                                  v_BTGK.size(2))};

@@ -117,6 +117,7 @@ RotaryTable::Angles RotaryTable::of(const at::Tensor& like) const {
 at::ScalarType accumulation_type(at::ScalarType type) {
   return type == at::kBFloat16 ? at::kFloat : type;
 }
+at::Tensor wide(const at::Tensor& x) { return x.to(accumulation_type(x.scalar_type())); }
 
 Normed rms_norm(const at::Tensor& x_ND, const at::Tensor& weight_D, double epsilon) {
   DYNMO_CHECK(x_ND.dim() == 2, "rows to normalise, got {} dimensions", x_ND.dim());

@@ -27,6 +27,8 @@ namespace dynmo::kernels {
 
 // Returns fp32 for bf16, and the type itself otherwise.
 [[nodiscard]] at::ScalarType accumulation_type(at::ScalarType type);
+// Returns the tensor in its accumulation_type: itself unless it is bf16.
+[[nodiscard]] at::Tensor wide(const at::Tensor& x);
 
 // Computes root mean square layer normalization (Zhang and Sennrich, 2019). rms_norm(x) = x *
 // inverse * weight with inverse = 1 / sqrt(mean_D(x^2) + epsilon).

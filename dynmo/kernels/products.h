@@ -13,14 +13,6 @@
 
 namespace dynmo::kernels {
 
-// A row-major matrix, or its transpose, whose rows start `stride` elements apart.
-template <typename Element>
-struct MatrixView {
-  const Element* data;
-  std::int64_t stride;
-  bool transposed = false;
-};
-
 struct ProductShape {
   std::int64_t rows;     // M, of the result
   std::int64_t columns;  // N, of the result

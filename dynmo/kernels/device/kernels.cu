@@ -3,10 +3,10 @@
 // text, after that of exponential_impl.h, for the device of a run (nvrtc.h). Tests compile it for
 // the CPU, where the macros below are loops (tests/support/kernels_on_host.cpp).
 //
-// Results have the bits of the CPU's loops (loops.h, model/adamw.cpp), except that cross_entropy
-// sums a row in another order. The compiler must not fuse a product and a sum (--fmad=false), so
-// only fmaf does. Each thread reads and writes 16 bytes at a time, so every tensor must start at a
-// multiple of 16 bytes.
+// Results have the bits of the CPU's loops (loops.h, adamw_loops.cpp), except for sums over a row
+// and over the rows for the weight of a norm, which have another order. The compiler must not fuse
+// a product and a sum (--fmad=false), so only fmaf does. Each thread reads and writes 16 bytes at a
+// time, so every tensor must start at a multiple of 16 bytes.
 
 #ifdef __CUDACC_RTC__
 #define KERNEL extern "C" __global__ void __launch_bounds__(kThreads)
@@ -388,8 +388,7 @@ KERNEL keep_mask(unsigned char* kept, long long count, unsigned long long key, u
   }
 }
 
-// Constants of one AdamW step, as in AdamWFactors of launcher.h. The arithmetic is that of
-// update_elements() in model/adamw.cpp.
+// Constants of one AdamW step, as in adamw_factors.h. The arithmetic is that of adamw_loops.cpp.
 struct AdamW {
   float gradient;
   float first;
