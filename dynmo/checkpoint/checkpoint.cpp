@@ -16,6 +16,7 @@
 #include "dynmo/core/check.h"
 #include "dynmo/core/file_system.h"
 #include "dynmo/core/files.h"
+#include "dynmo/core/progress.h"
 #include "dynmo/observe/run_folder.h"
 
 namespace dynmo::checkpoint {
@@ -219,6 +220,7 @@ Expected<Manifest> verify(const fs::path& checkpoint) {
     const fs::path path = checkpoint / entry.file;
     DYNMO_ASSIGN(const auto file, data::MappedFile::open(path));
     DYNMO_TRY(check_file(path, entry, file->bytes()));
+    note_progress();
   }
   return manifest;
 }

@@ -11,6 +11,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/core/digest.h"
+#include "dynmo/core/progress.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/runtime/layer_pieces.h"
@@ -204,7 +205,10 @@ Expected<double> BackgroundMove::finish(const LayerStates& from) {
   double seconds = outgoing_.empty() ? 0 : seconds_since(start);
   if (!thread_.joinable()) return seconds;
   const auto waits = Clock::now();
-  thread_.join();
+  {
+    const WaitMark mark;  // the thread waits for messages
+    thread_.join();
+  }
   if (all_received_.fault) std::rethrow_exception(all_received_.fault);
   DYNMO_TRY(all_received_.status);
   keep_arrived();

@@ -29,6 +29,7 @@ namespace {
 // Time for a change between groups whose ranks are all running. The first group waits longer.
 constexpr std::chrono::milliseconds kChangeTime{20000};
 constexpr std::chrono::seconds kSurviveTime{60};     // for all ranks that are left to meet again
+constexpr std::chrono::minutes kLongWork{30};        // of a rank for which the others wait
 constexpr std::chrono::milliseconds kLookTime{2};    // between two checks of the survivors
 constexpr std::chrono::milliseconds kAskTime{1000};  // for one process to answer
 constexpr std::chrono::milliseconds kAskAgain{200};  // while the next group forms
@@ -37,24 +38,23 @@ std::atomic<bool> sigterm{false};
 
 class WatchedOperation final : public transport::Operation {
  public:
-  WatchedOperation(std::unique_ptr<transport::Operation> inner, HangWatch& hangs)
-      : inner_(std::move(inner)), hangs_(hangs) {}
+  explicit WatchedOperation(std::unique_ptr<transport::Operation> inner)
+      : inner_(std::move(inner)) {}
   Expected<void> wait() override {
-    const HangWatch::Waiting waiting(&hangs_);
+    const WaitMark waits;
     return inner_->wait();
   }
 
  private:
   std::unique_ptr<transport::Operation> inner_;
-  HangWatch& hangs_;
 };
 
-// The transport of a group that another object owns and ends. Reports all messages to `hangs`,
-// unless it is null.
+// The transport of a group that another object owns and ends. If it is watched, reports all
+// messages to the watch of the thread.
 class Borrowed final : public transport::Transport {
  public:
-  Borrowed(transport::Transport& group, HangWatch* hangs) : group_(group), hangs_(hangs) {
-    if (group.size() == 1) alone_.emplace(hangs);
+  Borrowed(transport::Transport& group, bool is_watched) : group_(group), is_watched_(is_watched) {
+    if (group.size() == 1) alone_.emplace();
   }
   transport::Member rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -71,14 +71,14 @@ class Borrowed final : public transport::Transport {
 
  private:
   std::unique_ptr<transport::Operation> watched(std::unique_ptr<transport::Operation> operation) {
-    if (hangs_ == nullptr) return operation;
-    hangs_->moves();
-    return std::make_unique<WatchedOperation>(std::move(operation), *hangs_);
+    if (!is_watched_) return operation;
+    note_progress();
+    return std::make_unique<WatchedOperation>(std::move(operation));
   }
 
   transport::Transport& group_;
-  HangWatch* hangs_;
-  std::optional<HangWatch::Waiting> alone_;  // no peer waits for a rank that is alone
+  bool is_watched_;
+  std::optional<WaitMark> alone_;  // no peer waits for a rank that is alone
 };
 
 // Ends the process. The training thread may hold anything, so nothing is closed or flushed.
@@ -122,8 +122,11 @@ MessageLimits message_limits(const config::Config& config) {
   const std::chrono::milliseconds limit(std::llround(1e3 * config.pipeline.timeout_s));
   const std::chrono::milliseconds silence(std::llround(1e3 * config.elastic.silence_s));
   if (!config.elastic.enabled) return {.message = limit, .silence = silence};
-  return {
-      .message = limit + limit / 10 + std::chrono::seconds(1), .silence = silence, .hang = limit};
+  // A dead rank is noticed by its silence, and a rank that hangs ends itself.
+  const std::chrono::milliseconds message = limit + limit / 10 + std::chrono::seconds(1);
+  return {.message = std::max<std::chrono::milliseconds>(message, kLongWork),
+          .silence = silence,
+          .hang = limit};
 }
 
 Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(
@@ -142,12 +145,12 @@ Expected<std::unique_ptr<C10dGroups>> C10dGroups::join(
 }
 
 Expected<C10dGroups::Joined> C10dGroups::join(const c10d::GroupOptions& options) {
-  const HangWatch::Waiting waits = waiting();
+  const WaitMark waits;
   c10d::GroupOptions here = options;
   here.plane = plane_for(options.size);
   Joined joined;
   DYNMO_ASSIGN(joined.group, c10d::join_group(here));
-  joined.transport = std::make_unique<Borrowed>(*joined.group, hangs_.get());
+  joined.transport = std::make_unique<Borrowed>(*joined.group, hangs_ != nullptr);
   if (decorate_) joined.transport = decorate_(std::move(joined.transport));
   if (plane_ != nullptr && options.size > 1) {
     DYNMO_ASSIGN(joined.planes, planes_of(*joined.group));
@@ -273,7 +276,7 @@ void C10dGroups::drop(const Error& why) {
 }
 
 Expected<bool> C10dGroups::take() {
-  const HangWatch::Waiting waits = waiting();
+  const WaitMark waits;
   DYNMO_TRY(now_.group->leave());
   // Transports end before their group. Closing Gloo's connections takes 10 ms or more.
   now_.devices = {};
@@ -343,7 +346,7 @@ elastic::Answer C10dGroups::ask(const elastic::Member& member) const {
 }
 
 Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
-  const HangWatch::Waiting waits = waiting();
+  const WaitMark waits;
   drop(loss.why);
   now_.abort(loss.why);
   now_.reset();
@@ -358,8 +361,11 @@ Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
   elastic::Survivors survivors(
       loss, self_, [this](const elastic::Member& member) { return ask(member); }, standing_,
       options_.silence);
-  const auto until = std::chrono::steady_clock::now() + kSurviveTime;
-  while (std::chrono::steady_clock::now() < until) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto searched = [&] { return std::chrono::steady_clock::now() - start; };
+  // A rank that answers notices the loss after its work, or hangs.
+  const auto longest = kSurviveTime + (hangs_ ? hangs_->limit() : std::chrono::milliseconds(0));
+  while (searched() < (survivors.unknown().empty() ? longest : kSurviveTime)) {
     if (loss.needs_nobody()) return loss.why;
     end_stopped(loss.before, self_);
     survivors.look(std::chrono::steady_clock::now());
@@ -390,8 +396,8 @@ Expected<elastic::Survival> C10dGroups::survive(const elastic::Loss& loss) {
   }
   const std::string unknown = survivors.unknown();
   if (unknown.empty()) {
-    return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again within {} s",
-                      loss.why.message, kSurviveTime.count());
+    return make_error(ErrorCode::kPeerLost, "{}; the others did not meet again within {:.0f} s",
+                      loss.why.message, std::chrono::duration<double>(searched()).count());
   }
   return make_error(
       ErrorCode::kPeerLost,
@@ -432,7 +438,7 @@ c10d::MeetingPlace meeting_place(const elastic::Place& place) {
 
 Expected<void> in_groups(C10dGroups& groups, const std::function<Expected<void>()>& work) {
   const Expected<void> done = guarded(groups, work);
-  const HangWatch::Waiting waits = groups.waiting();
+  const WaitMark waits;
   if (groups.in_force() == nullptr) return done;  // has left already
   if (done.has_value()) {
     Expected<void> left = groups.close_channels();

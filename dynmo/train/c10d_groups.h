@@ -90,10 +90,6 @@ class C10dGroups final : public elastic::Groups {
     return hangs_ != nullptr && now_.group != nullptr && now_.group->size() > 1;
   }
 
-  // Returns a mark that exists while this rank waits for something other than a message of its
-  // group.
-  [[nodiscard]] HangWatch::Waiting waiting() { return HangWatch::Waiting(hangs_.get()); }
-
   // Returns the device channels of the group with this transport, which is the current or the
   // forming one. Returns empty channels for any other transport.
   [[nodiscard]] const c10d::NcclTransport& devices_of(const transport::Transport& group) const;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "dynmo/core/progress.h"
 #include "dynmo/core/seconds_since.h"
 #include "dynmo/model/state_bytes.h"
 #include "dynmo/observe/run_folder.h"
@@ -99,6 +100,7 @@ void Checkpointer::add_layers(const runtime::Pipeline& pipeline) {
     if (beside.contains(id)) continue;
     const model::LayerState host = pipeline.staging().to_host(state);
     writer_->add_layer(now_.pending, layer_file(*pipeline.model()[id.index()], host, name_).file);
+    note_progress();
   }
 }
 

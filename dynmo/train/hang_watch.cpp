@@ -11,9 +11,13 @@ namespace dynmo::train {
 using std::chrono::milliseconds;
 
 HangWatch::HangWatch(milliseconds limit, std::function<void()> end)
-    : thread_([this, limit, end = std::move(end)](const std::stop_token& stop) {
-        run(stop, limit, end);
-      }) {}
+    : limit_(limit),
+      before_(std::exchange(ProgressWatch::of_thread(), this)),
+      thread_([this, end = std::move(end)](const std::stop_token& stop) { run(stop, end); }) {}
+
+HangWatch::~HangWatch() {
+  if (ProgressWatch::of_thread() == this) ProgressWatch::of_thread() = before_;
+}
 
 void HangWatch::set_device(std::function<bool()> waits) {
   const std::lock_guard lock(mutex_);
@@ -25,15 +29,14 @@ bool HangWatch::device_waits() {
   return device_waits_ && device_waits_();
 }
 
-void HangWatch::run(const std::stop_token& stop, milliseconds limit,
-                    const std::function<void()>& end) {
-  const milliseconds period = std::clamp(limit / 20, milliseconds(10), milliseconds(1000));
+void HangWatch::run(const std::stop_token& stop, const std::function<void()>& end) {
+  const milliseconds period = std::clamp(limit_ / 20, milliseconds(10), milliseconds(1000));
   std::mutex mutex;
   std::condition_variable_any never;
   std::unique_lock lock(mutex);
   milliseconds still{0};
   std::uint64_t moves = moves_.load(std::memory_order_relaxed);
-  while (still < limit) {
+  while (still < limit_) {
     never.wait_for(lock, stop, period, [] { return false; });
     if (stop.stop_requested()) return;
     const std::uint64_t now = moves_.load(std::memory_order_relaxed);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <future>
+#include <thread>
 
 namespace dynmo::train {
 namespace {
@@ -22,13 +23,41 @@ TEST(HangWatch, EndsWhoDoesNothing) {
 TEST(HangWatch, WhoWaitsDoesNotHangAndMayHangLater) {
   std::promise<void> ended;
   auto when = ended.get_future();
-  HangWatch watch(kLimit, [&] { ended.set_value(); });
+  const HangWatch watch(kLimit, [&] { ended.set_value(); });
   {
-    const HangWatch::Waiting outer(&watch);
-    { const HangWatch::Waiting inner(&watch); }
+    const WaitMark outer;
+    { const WaitMark inner; }
     EXPECT_EQ(when.wait_for(4 * kLimit), std::future_status::timeout);
   }
   EXPECT_EQ(when.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+}
+
+TEST(HangWatch, WhoReportsLongWorkDoesNotHangAndMayHangLater) {
+  std::promise<void> ended;
+  auto when = ended.get_future();
+  const HangWatch watch(kLimit, [&] { ended.set_value(); });
+  for (int i = 0; i < 80; ++i) {
+    note_progress();
+    ASSERT_EQ(when.wait_for(kLimit / 20), std::future_status::timeout) << i;
+  }
+  EXPECT_EQ(when.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+}
+
+TEST(HangWatch, WaitsAndWorkOfAnotherThreadDoNotCount) {
+  std::promise<void> ended;
+  auto when = ended.get_future();
+  const HangWatch watch(kLimit, [&] { ended.set_value(); });
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    const WaitMark waits;
+    while (!done) {
+      note_progress();
+      std::this_thread::sleep_for(kLimit / 20);
+    }
+  });
+  EXPECT_EQ(when.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  done = true;
+  other.join();
 }
 
 TEST(HangWatch, WhoseDeviceWaitsDoesNotHangAndMayHangLater) {
@@ -45,9 +74,9 @@ TEST(HangWatch, WhoIsDoneIsNotWatched) {
   bool ended = false;
   {
     HangWatch watch(std::chrono::hours(1), [&] { ended = true; });
-    watch.moves();
-    const HangWatch::Waiting none(nullptr);
+    note_progress();
   }
+  const WaitMark none;
   EXPECT_FALSE(ended);
 }
 

@@ -10,6 +10,7 @@
 
 #include "dynmo/core/bit_mask.h"
 #include "dynmo/core/check.h"
+#include "dynmo/core/progress.h"
 #include "dynmo/kernels/processor.h"
 #include "dynmo/model/head_slice.h"
 #include "dynmo/model/pruned.h"
@@ -426,6 +427,7 @@ Expected<runtime::LayerStates> load_states(const Restored& restored, const model
   for (int i = 0; i < plan.layers(); ++i) {
     const LayerId id(i);
     if (plan.owner(id) != rank) continue;
+    note_progress();
     const model::Layer& layer = *model[id.index()];
     const model::WholePlace& place = places[id.index()];
     const auto before = std::count(is_head.begin(), is_head.begin() + place.layer, true);

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "dynmo/core/digest.h"
+#include "dynmo/core/progress.h"
 #include "dynmo/dynamism/pruning/options.h"
 #include "dynmo/observe/table.h"
 #include "dynmo/process/rank_environment.h"
@@ -154,6 +155,7 @@ Expected<runtime::LayerStates> first_states(const Start& start, const ResolvedRu
   for (auto& [id, state] : states) {
     weights::load_values(*model.weights, model.places[id.index()], state);
     model::derive(*model.layers[id.index()], state);
+    note_progress();
   }
   return states;
 }

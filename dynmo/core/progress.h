@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a thread tells a watch that ends its process if it hangs. Long work without messages, such
+// as reading a checkpoint, reports that it goes on. A wait for another thread reports itself.
+// Threads without a watch tell nothing.
+
+namespace dynmo {
+
+class ProgressWatch {
+ public:
+  virtual void goes_on() = 0;
+  virtual void begin_wait() = 0;
+  virtual void end_wait() = 0;
+
+  // The watch of the calling thread, or null. A watch sets it, and resets it before it ends.
+  [[nodiscard]] static ProgressWatch*& of_thread();
+
+ protected:
+  ~ProgressWatch() = default;
+};
+
+// Reports that the calling thread goes on.
+void note_progress();
+
+// While an object of this class exists, the calling thread waits.
+class WaitMark {
+ public:
+  WaitMark();
+  ~WaitMark();
+  WaitMark(const WaitMark&) = delete;
+  WaitMark& operator=(const WaitMark&) = delete;
+
+ private:
+  ProgressWatch* watch_;
+};
+
+}  // namespace dynmo
