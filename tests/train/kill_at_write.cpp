@@ -8,6 +8,9 @@
 // A disk that hangs: while there is a file HANG_WHILE, the first thread that makes a file whose
 // path matches the pattern HANG_AT_PATH waits. It makes HANG_WHILE.hung.
 //
+// A slow disk: each process, or only the one whose RANK is SLOW_RANK, waits SLOW_MS milliseconds
+// before it opens a file whose path matches the pattern SLOW_AT_PATH.
+//
 // A count: each process adds its number and the path to the file OPENS for every file that it opens
 // to read, and whose path matches the pattern OPENS_OF.
 #include <dlfcn.h>
@@ -58,6 +61,16 @@ void hang(const char* path) {
   while (::access(hangs, F_OK) == 0) ::usleep(1000);
 }
 
+void delay(const char* path) {
+  static const char* const wanted = std::getenv("SLOW_AT_PATH");
+  static const char* const time = std::getenv("SLOW_MS");
+  static const char* const only = std::getenv("SLOW_RANK");
+  static const char* const rank = std::getenv("RANK");
+  if (wanted == nullptr || time == nullptr || ::fnmatch(wanted, path, 0) != 0) return;
+  if (only != nullptr && (rank == nullptr || std::strcmp(only, rank) != 0)) return;
+  ::usleep(1000 * static_cast<useconds_t>(std::atoi(time)));
+}
+
 void note_open(const char* path) {
   static const auto real = next<int (*)(const char*, int, ...)>("open");
   static const auto put = next<ssize_t (*)(int, const void*, std::size_t)>("write");
@@ -100,6 +113,7 @@ int open(const char* path, int flags, ...) {
   va_end(arguments);
   if ((flags & O_CREAT) != 0 && is_pending(path)) count();
   if ((flags & O_CREAT) != 0) hang(path);
+  delay(path);
   if ((flags & (O_CREAT | O_ACCMODE)) == O_RDONLY) note_open(path);
   return real(path, flags, mode);
 }

@@ -52,6 +52,23 @@ class Survival(SurvivalCase):
         self.assertIn("on with rank 1 from step 200 (0 steps again)", self.ended(process))
         self.assertEqual(manifests(self.folder / "resumed"), manifests(self.folder / "twin"))
 
+    def test_a_slow_disk_is_no_rank_that_hangs(self):
+        """Reading and writing a checkpoint takes far longer than pipeline.timeout_s, of all ranks or of one."""
+        self.twin("twin", 3)
+        extra = (*self.SETTINGS, "pipeline.timeout_s=1", "checkpoint.memory=0", "checkpoint.every=200")
+        for slow in ({}, {"SLOW_RANK": "1"}):
+            with self.subTest(slow):
+                run = "slow" + "".join(slow.values())
+                shutil.copytree(self.folder / "twin", self.folder / run)
+                for folder in (self.folder / run / "checkpoints").glob("step-*"):
+                    if int(folder.name.split("-")[1]) > 200:
+                        shutil.rmtree(folder)
+                env = {**os.environ, "LD_PRELOAD": KILL_AT_WRITE, "SLOW_MS": "300", "SLOW_AT_PATH": f"*/{run}/checkpoints/*/layer-*", **slow}
+                output = self.ended(self.spawn(self.command("-n", "2", "--resume", run=run, extra=extra), env=env))
+                self.assertIn("resume   step 200 of 400", output)
+                self.assertEqual(events(self.folder / run, "loss"), [], output)
+                self.assert_as_twin(run, "twin", unfinished=20)
+
     def test_while_the_run_ends(self):
         """The first rank before each operation on its summary, the last file; another one when that is there."""
         self.twin("twin", 3)
