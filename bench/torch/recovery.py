@@ -94,7 +94,7 @@ def copy(role: str, size: int) -> None:
     """The bare copy, at the host that receives or sends."""
     if role == "receive":
         with socket.create_server(("10.177.0.2", PORT)) as listener:
-            room = memoryview(bytearray(size))
+            room = memoryview(bytearray(b"\1") * size)  # written, so that the system has backed it
             print("listens", flush=True)
             line, _ = listener.accept()
             begin, found = time.monotonic(), 0
@@ -102,8 +102,9 @@ def copy(role: str, size: int) -> None:
                 found += line.recv_into(room[found:])
             print(time.monotonic() - begin, flush=True)
     else:
+        sent = memoryview(bytearray(os.urandom(1 << 20)) * ((size >> 20) + 1))[:size]  # before the receiver's clock starts
         with socket.create_connection(("10.177.0.2", PORT)) as line:
-            line.sendall(memoryview(bytearray(os.urandom(1 << 20)) * (size >> 20) + bytearray(size & ((1 << 20) - 1))))
+            line.sendall(sent)
 
 
 def copy_s(hosts: list[Any], size: int) -> float:
