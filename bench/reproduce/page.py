@@ -24,18 +24,23 @@ def figures_of(part, rows):
 
 
 def label(name):
-    """A row as a person reads it: "24 blocks: A to search"."""
-    found = re.fullmatch(r"(end|scale)/[^/]+/([^/]+)/(.+)-([a-z]+)", name)
-    if not found:
-        return name
-    what = f"{found.group(2)} blocks: " if found.group(1) == "end" else ""
-    return f"{what}{found.group(3)} to {found.group(4)}"
+    """A row as a person reads it: "24 blocks: A to search", "128 ranks: A to search"."""
+    for pattern, unit in ((r"end/[^/]+/([^/]+)/(.+)-([a-z]+)", "blocks"), (r"scale/([^/]+)/[^/]+/(.+)-([a-z]+)", "ranks")):
+        found = re.fullmatch(pattern, name)
+        if found:
+            return f"{found.group(1)} {unit}: {found.group(2)} to {found.group(3)}"
+    return name
+
+
+def group(row):
+    """Sorts by what is before the colon of a label, numbers by their value."""
+    return [int(part) if part.isdigit() else part for part in re.split("([0-9]+)", label(row["id"]).split(":")[0])]
 
 
 def table_of(rows):
     return [{"row": label(row["id"]), "id": row["id"], "value": row["value"], "low": row["spread"][0],
              "high": row["spread"][1], "bound": row.get("bound"), "paper": number(row.get("paper")), "goal": row.get("goal")}
-            for row in sorted(rows, key=lambda row: label(row["id"]).split(":")[0])]
+            for row in sorted(rows, key=group)]
 
 
 def layer(mark, field, name, **more):

@@ -15,6 +15,10 @@ from browser import MISSING, browse, inked
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "bench/reproduce"
+sys.path.insert(0, str(FOLDER))
+import page
+import reproduce
+
 ONLY = os.environ.get("DYNMO_REPRODUCE_ONLY", "/24/")
 ROW = "end/mixture-of-depths/24/A-search"
 
@@ -83,6 +87,15 @@ class Reproduce(unittest.TestCase):
         for kind, wanted in marks.items():
             self.assertEqual(shown.count(f'aria-roledescription="{kind}"'), wanted, kind)
 
+    def test_rows_of_a_figure_have_labels_of_their_own(self):
+        for name, part in reproduce.read_rows(FOLDER / "rows.json").items():
+            for title, _, rows in page.figures_of(part, part["rows"]):
+                labels = [page.label(row["id"]) for row in rows]
+                self.assertEqual(len(labels), len(set(labels)), f"{name}: {title}: {labels}")
+        rows = [{"id": f"scale/{ranks}/moe/{row}", "value": 1, "spread": [1, 1]} for row in ("C-search", "D-search") for ranks in (1024, 128)]
+        self.assertEqual([row["row"] for row in page.table_of(rows)], [
+            "128 ranks: C to search", "128 ranks: D to search", "1024 ranks: C to search", "1024 ranks: D to search"])
+
     def test_measured_rows_have_their_spread(self):
         """Each repetition runs; a row is the median, judged on a quiet machine alone, and what no clock decides always."""
         count = self.folder / "count"
@@ -118,8 +131,6 @@ print(json.dumps({{"runs": runs, "speedup": 1 + 0.25 * n, "best": 2.0, "overhead
         self.assertIn("same: 0, below 1", done.stdout)
 
     def test_what_was_measured_is_judged_if_others_were_quiet(self):
-        sys.path.insert(0, str(FOLDER))
-        import reproduce
         measured, row = {"kind": "measured"}, {"id": "speed", "value": 1.0, "floor": 2}
         self.assertEqual(list(reproduce.complaints(measured, [{**row, "others": 0.1}], {})), ["speed: 1, below 2"])
         self.assertEqual(list(reproduce.complaints(measured, [{**row, "others": 1.0}], {})), [])
