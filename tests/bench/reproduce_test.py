@@ -140,6 +140,26 @@ print(json.dumps({{"runs": runs, "speedup": 1 + 0.25 * n, "best": 2.0, "overhead
         self.assertGreater(own, 0.49)  # sums of clocks
         self.assertGreater(machine, 0.9 * own)
 
+    def test_what_is_kept_fits_the_programs_and_a_quiet_machine(self):
+        folder = self.folder / "kept"
+        programs = {"dynmo": folder / "build/apps/dynmo/dynmo", "it": folder / "it"}
+        programs["dynmo"].parent.mkdir(parents=True)
+        for program in programs.values():
+            program.write_text(f"#!/bin/sh\necho >> {folder}/count\n")
+            program.chmod(0o755)
+
+        def runs(measured, others=None):
+            """How often it has run once a result was asked for; what is kept says that others used so many processors."""
+            for path in (folder / "commands").glob("*.json") if others is not None else []:
+                path.write_text(json.dumps({**json.loads(path.read_text()), "others": others}))
+            reproduce.Commands(programs, folder / "commands").results({"command": "it", "measured": measured})
+            return len((folder / "count").read_text())
+
+        self.assertEqual([runs(True), runs(True, 0.0), runs(True, 1.0), runs(False, 1.0)], [1, 1, 2, 2])
+        for number, part in enumerate((programs["dynmo"].with_name("dynmo-runtime"), folder / "build/libdynmo_nccl.so"), 3):
+            part.write_text("another")
+            self.assertEqual([runs(False), runs(False)], [number, number], part)
+
     def test_a_command_may_need_another_one_before(self):
         """Its files are named by the command's own."""
         rows = {"parts": {"simulated": {"title": "", "kind": "exact", "commands": [
