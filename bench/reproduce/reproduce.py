@@ -117,7 +117,8 @@ class Commands:
         self.inputs = inputs.hexdigest()
 
     def results(self, command):
-        """Of each repetition what the command printed, its seconds, and the processors that others used meanwhile. ValueError where one failed."""
+        """Of each repetition what the command printed, its seconds, and the processors that others used meanwhile. ValueError or OSError if one
+        failed."""
         return [self.result(command, number) for number in range(command.get("repeat", 1))]
 
     def result(self, command, number):
@@ -195,7 +196,7 @@ class Evaluation:
         def one(name):
             try:
                 return name, self.commands.results(self.known[name]), None
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 return name, None, str(error)
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -309,10 +310,11 @@ def main():
     (options.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     (options.out / "tables.md").write_text("\n".join(tables))
     (options.out / "report.json").write_text(json.dumps(page.document(document, parts)))
-    drawn = subprocess.run([programs["dynmo"], "report", options.out / "report.json", "--html", options.out / "report.html"],
-                           capture_output=True, text=True, check=False)
-    if drawn.returncode != 0:
-        say(f"no page: {drawn.stderr.strip()}")
+    try:
+        subprocess.run([programs["dynmo"], "report", options.out / "report.json", "--html", options.out / "report.html"],
+                       capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        say(f"no page: {(getattr(error, 'stderr', '') or str(error)).strip()}")
     if options.record:
         options.recorded.write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n")
     count = sum(len(rows) for rows in document["parts"].values())

@@ -172,16 +172,21 @@ print(json.dumps({{"runs": runs, "speedup": 1 + 0.25 * n, "best": 2.0, "overhead
 
     def test_names_what_failed_and_goes_on(self):
         rows = {"parts": {"simulated": {"title": "", "kind": "exact", "commands": [
-            {"id": "bad", "command": "dynmo simulate missing.toml --json"}, {"id": "good", "command": "dynmo --version"}],
-            "rows": [{"id": "one", "value": [["bad", "dense", "step_time_s"]]}, {"id": "two", "value": [["good", "([0-9]+)[.]"]]}]}}}
+            {"id": "bad", "command": "dynmo simulate missing.toml --json"}, {"id": "good", "command": "dynmo --version"},
+            {"id": "no file", "command": "dynmo --help", "file": "summary.json"}, {"id": "no program", "command": str(FOLDER / "page.py")}],
+            "rows": [{"id": "one", "value": [["bad", "dense", "step_time_s"]]}, {"id": "two", "value": [["good", "([0-9]+)[.]"]]},
+                     {"id": "three", "value": [["no file", ""]]}, {"id": "four", "value": [["no program", ""]]}]}}}
         (self.folder / "rows.json").write_text(json.dumps(rows))
         (self.folder / "values.json").write_text(json.dumps({"two": 0}))
         done = self.reproduce("--rows", self.folder / "rows.json", "--recorded", self.folder / "values.json", only="")
         self.assertEqual(done.returncode, 1)
         lines = self.told(done)
         self.assertTrue(lines[0].startswith("one: failed: exit code 2: dynmo: error: cannot open 'missing.toml'"), done.stdout + done.stderr)
-        self.assertEqual(len(lines), 3)
-        self.assertEqual(lines[0], lines[2])
+        self.assertIn("three: failed: [Errno 2] No such file", lines[1])
+        self.assertIn("four: failed: [Errno 13] Permission denied", lines[2])
+        self.assertEqual(len(lines), 7)
+        self.assertEqual(lines[:3], lines[4:])
+        self.assertEqual(len(json.loads((self.folder / "out/results.json").read_text())["parts"]["simulated"]), 4)
 
 
 if __name__ == "__main__":
