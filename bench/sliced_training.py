@@ -121,11 +121,13 @@ def freezing(options, folder):
         summary = json.loads((out / "summary.json").read_text())
         gains.append(summary["speedup"])
         possible.append(summary["best_speedup"])
-        # No share where nothing is to be gained, as in a run that is too short to freeze.
-        shares.append((summary["speedup"] - 1) / (summary["best_speedup"] - 1) if summary["best_speedup"] > 1.01 else float("nan"))
+        # No share if nothing is to be gained, as in a run that is too short to freeze.
+        if summary["best_speedup"] > 1.01:
+            shares.append((summary["speedup"] - 1) / (summary["best_speedup"] - 1))
         predicted.append(summary["measured_step_time_s"] / summary["predicted_step_time_s"])
         print(f"  round: gain {gains[-1]:.3f} of {possible[-1]:.3f}, measured / predicted {predicted[-1]:.3f}", flush=True)
-    print(f"two ranks, freezing, gain by balancing: {spread(gains)}, possible: {spread(possible)}, share: {spread(shares)}")
+    print(f"two ranks, freezing, gain by balancing: {spread(gains)}, possible: {spread(possible)}, share: "
+          f"{spread(shares) if shares else 'none'}, {options.rounds - len(shares)} rounds with nothing to gain left out")
     print(f"two ranks, freezing, measured / predicted step: {spread(predicted)}")
 
 
