@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What balancing gains, and costs, when half of a model freezes: two pipelines of one process group in alternate rounds.
+"""What balancing gains, and costs, when half of a model freezes: two pipelines of one process group in rounds
+that each of them begins in turn.
 
 gain.py [--rounds N] [--steps N]   (starts its two ranks by itself)
 """
@@ -80,8 +81,10 @@ def compare(rounds: int, steps: int) -> None:
         side.freeze()
         side.round(2 * steps, tokens)  # it moves here
     found: list[tuple[Figures, Figures]] = []
-    for _ in range(rounds):
-        found.append((static.round(steps, tokens), balanced.round(steps, tokens)))
+    for number in range(rounds):
+        order = (static, balanced) if number % 2 == 0 else (balanced, static)
+        figures = {side: side.round(steps, tokens) for side in order}
+        found.append((figures[static], figures[balanced]))
     backwards = sum(balanced.pipe.marks.backwards[: FROZEN_BLOCKS + 1]) + sum(static.pipe.marks.backwards[: FROZEN_BLOCKS + 1])
     if dist.get_rank() == 0:
         report(found, static, balanced, backwards)
