@@ -83,7 +83,7 @@ class Run:
             time.sleep(0.02)
 
     def control(self, *words):
-        done = subprocess.run([self.options.dynmo, "ctl", self.folder, *words], capture_output=True, text=True)
+        done = subprocess.run([self.options.dynmo, "ctl", self.folder, *words], capture_output=True, text=True, timeout=WAIT_S)
         if done.returncode:
             sys.exit(f"dynmo ctl {' '.join(words)}: {done.stderr.strip()}")
 
@@ -100,17 +100,23 @@ class Run:
         at = self.events("size")[-1]["time_s"]
         if not self.joined:
             return None
-        left = self.joined.pop()
+        left = self.joined[-1]
         if left.wait(WAIT_S) != 0:
             sys.exit(f"a released rank ended with {left.returncode}: see {self.folder}.join.log")
+        self.joined.pop()
         return time.time() - at
 
     def end(self):
+        """Interrupts the run. Kills what has not ended within WAIT_S; ranks end with the process that started them."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        self.process.wait(WAIT_S)
-        for process in self.joined:
-            process.wait(WAIT_S)
+        until = time.monotonic() + WAIT_S
+        for process in (self.process, *self.joined):
+            try:
+                process.wait(max(0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def owners(plan):
@@ -229,8 +235,11 @@ def measure_changes(options, folder, data):
 def tokens_per_s(options, folder, data, enabled, *settings):
     run = Run(options, folder, data)
     run.start(f"elastic.enabled={'true' if enabled else 'false'}", f"train.steps={options.steps}", *settings)
-    if run.process.wait() != 0:
-        sys.exit(f"a run failed: see {run.log.name}")
+    try:
+        if run.process.wait() != 0:
+            sys.exit(f"a run failed: see {run.log.name}")
+    finally:
+        run.end()
     return json.loads((run.folder / "summary.json").read_text())["runs"][0]["tokens_per_s"]
 
 
