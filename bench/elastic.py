@@ -40,6 +40,12 @@ def say(text):
     print(text, flush=True)
 
 
+def write_result(path, result):
+    """Writes the parts that are measured, if a file is asked for: what fails later loses none of them."""
+    if path:
+        Path(path).write_text(json.dumps(result, indent=2) + "\n")
+
+
 def quantiles(values):
     ordered = sorted(values)
     at = lambda share: ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
@@ -300,11 +306,11 @@ def main():
         subprocess.run([options.dynmo, "data", "prepare", folder / "text", "--out", data], check=True, capture_output=True)
         if options.changes:
             result["changes"] = measure_changes(options, folder, data)
+            write_result(options.out, result)
         if options.rounds:
             result["ready"] = measure_ready(options, folder, data)
+            write_result(options.out, result)
     say(table(result))
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,16 +28,18 @@ import select
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-from elastic import Run, WAIT_S, quantiles, say, tokens_per_s, write_data
+from elastic import Run, WAIT_S, quantiles, say, tokens_per_s, write_data, write_result
 
 
 def members(run, after=-1):
     """Processes by rank, none where the run has done no step more than `after`."""
-    done = subprocess.run([run.options.dynmo, "ctl", run.folder, "status", "--json"], capture_output=True, text=True)
+    done = subprocess.run([run.options.dynmo, "ctl", run.folder, "status", "--json"], capture_output=True, text=True,
+                          timeout=WAIT_S)
     found = json.loads(done.stdout) if done.returncode == 0 else {}
     if found.get("step", -1) <= after:
         return {}
@@ -56,9 +58,11 @@ def step_times(run):
 
 
 def measure_kills(options, folder, data):
+    """Measures losses. If one fails, the result has those before it, and the reason under "failed"."""
     draw = random.Random(options.seed)
     run = Run(options, folder / "kills", data)
     ready, noticed, ended = [], [], []
+    failed = {}
     reached = -1  # steps done at the last loss: a run ends with the third of one step
     run.start("elastic.enabled=true", "train.steps=1000000")
     try:
@@ -66,8 +70,8 @@ def measure_kills(options, folder, data):
         for number in range(options.kills):
             run.wait_for("the run of all ranks", lambda: len(members(run, reached)) == options.ranks)
             time.sleep(draw.uniform(0, 1))
-            victim = draw.choice(sorted(members(run)))
-            pid = members(run)[victim]
+            processes = members(run)
+            pid = processes[draw.choice(sorted(processes))]
             process = os.pidfd_open(pid)
             killed_at = time.time()
             os.kill(pid, signal.Signals[options.signal])
@@ -84,15 +88,20 @@ def measure_kills(options, folder, data):
                 say(f"{number + 1} of {options.kills} kills")
         run.control("stop")
         run.process.wait(WAIT_S)
+    except (Exception, SystemExit) as why:
+        if not noticed:
+            raise
+        failed = {"failed": f"{type(why).__name__}: {why}"}
     finally:
         run.end()
-    events = run.events("recovery")
+    events = run.events("recovery")[:len(noticed)]
     times = step_times(run)
-    finished = [ready_s + times[event["step"]] for ready_s, event in zip(ready, events)]
-    return {"kills": len(events), "seed": options.seed, "ended_s": quantiles(ended), "noticed_s": quantiles(noticed),
+    # A run that failed may have ended before that step.
+    finished = [ready_s + times[event["step"]] for ready_s, event in zip(ready, events) if event["step"] in times]
+    return {**failed, "kills": len(events), "seed": options.seed, "ended_s": quantiles(ended), "noticed_s": quantiles(noticed),
             "noticed_after_end_s": quantiles([late - end for late, end in zip(noticed, ended)]),
             **{f"{phase}_s": quantiles([event["ms"][phase] / 1000 for event in events]) for phase in ("rest", "meet")},
-            "ready_s": quantiles(ready), "finished_s": quantiles(finished),
+            "ready_s": quantiles(ready), "finished_s": quantiles(finished) if finished else None,
             "steps_again": quantiles([event["steps_again"] for event in events]),
             "from": dict(collections.Counter(event["from"] for event in events))}
 
@@ -156,13 +165,16 @@ def main():
         subprocess.run([options.dynmo, "data", "prepare", folder / "text", "--out", data], check=True, stdout=subprocess.DEVNULL)
         if options.kills:
             result["kills"] = measure_kills(options, folder, data)
+            write_result(options.out, result)
         if options.rounds:
             result["ready"] = measure_ready(options, folder, data)
+            write_result(options.out, result)
         if options.plane:
             result["plane"] = measure_plane(options, folder, data)
+            write_result(options.out, result)
     for name in ("ended_s", "noticed_s", "noticed_after_end_s", "rest_s", "meet_s", "ready_s", "finished_s"):
-        if options.kills:
-            found = result["kills"][name]
+        found = result["kills"][name] if options.kills else None
+        if found:
             say(f"{name:19} {found['count']:4}   p50 {1e3 * found['p50']:8.1f}   p99 {1e3 * found['p99']:8.1f} ms")
     if options.kills:
         again = result["kills"]["steps_again"]
@@ -172,8 +184,8 @@ def main():
         say(f"snapshots           {ready['median']:.3f} of the tokens/s without ({ready['min']:.3f} to {ready['max']:.3f})")
     if options.plane:
         say(f"control plane       {100 * result['plane']['share']:.3f} % of the processor time of the ranks")
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    if options.kills and "failed" in result["kills"]:
+        sys.exit(f"after {result['kills']['kills']} kills: {result['kills']['failed']}")
 
 
 if __name__ == "__main__":
