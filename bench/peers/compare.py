@@ -274,7 +274,7 @@ class Contest:
     def best(self, side, count):
         ran = [e for e in self.runs if e[0] == side]
         if not ran:
-            sys.exit(f"compare.py: no schedule of {side} ran")
+            raise Failed(f"no schedule of {side} ran")
         return sorted(ran, key=lambda e: statistics.median(r["step_s"] for r in self.runs[e]))[:count]
 
     def compare(self):
@@ -409,18 +409,23 @@ def parse():
 
 def main():
     options = parse()
-    results = []
+    results, failed = [], []
     about = {"format": "dynmo-peers-1", "commit": commit(), "machine": machine(), "torch": options.torch, "cores": options.cores,
              "command": " ".join(sys.argv)}
     with tempfile.TemporaryDirectory(prefix="dynmo-peers-") as folder:
         for name in options.models:
-            results.append(Contest(options, name, Path(folder)).compare())
+            try:
+                results.append(Contest(options, name, Path(folder)).compare())
+            except Failed as why:
+                failed.append(f"{name}: {why}")
     about["results"] = results
     about["machine"]["load_after"] = os.getloadavg()[0]
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(about, indent=1) + "\n")
-    print(table(results))
+    print(table(results), flush=True)
+    if failed:
+        sys.exit("compare.py: " + "\n".join(failed))
 
 
 if __name__ == "__main__":
