@@ -118,8 +118,14 @@ def peak_bytes(pid):
 
 
 def used_bytes_of_gpu():
-    listed = subprocess.check_output(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], text=True)
-    return int(listed.splitlines()[0]) * 2**20
+    """Returns the bytes in use on the first GPU of CUDA_VISIBLE_DEVICES, which both sides take."""
+    wanted = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
+    for line in subprocess.check_output(command, text=True).splitlines():
+        index, uuid, used = (word.strip() for word in line.split(","))
+        if wanted == index or (wanted.startswith("GPU-") and uuid.startswith(wanted)):
+            return int(used) * 2**20
+    raise Failed(f"nvidia-smi has no GPU '{wanted}', the first of CUDA_VISIBLE_DEVICES")
 
 
 def run_processes(commands, device="cpu"):
@@ -401,6 +407,12 @@ def parse():
         parser.error("--ranks 1 has no schedules: leave out --schedules and --peer-schedules")
     if options.device != "cpu" and options.ranks != 1:
         parser.error(f"--device {options.device}: wanted --ranks 1")
+    if options.device == "cuda":
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the numbers of nvidia-smi
+        try:
+            used_bytes_of_gpu()
+        except (Failed, OSError, subprocess.CalledProcessError) as why:
+            parser.error(f"--device cuda: {why}")
     options.end = time.monotonic() + options.seconds
     if options.rounds < 1 or options.keep < 1:
         parser.error("--rounds and --keep: wanted 1 or more")
