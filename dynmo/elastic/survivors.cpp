@@ -123,14 +123,17 @@ void Survivors::look(Clock::time_point now) {
   }
   // If a member is silent, each answer may take long.
   const auto how = seen_.silent_since.empty() ? std::launch::deferred : std::launch::async;
-  bool below = true;  // this process; of those that it sees it asks only these, which may call it
+  // Members whose processes it sees are asked only if they are below it and may call it. After a
+  // call all are asked: a newcomer may have left the group while its process lives.
+  const bool was_called = heard_ > before_.generation;
+  bool below = true;
   std::vector<std::pair<const Member*, std::future<Answer>>> asked;
   for (const Member& member : all) {
     if (member.id == self_.id) below = false;
     if (member.id == self_.id || is_dead(standing_, member.id)) continue;
     if (sees_process(self_, member) && !lives(member.pid)) {
       note(member, {.fate = Fate::kDead}, now);
-    } else if (sees_process(self_, member) && !below) {
+    } else if (sees_process(self_, member) && !below && !was_called) {
       note(member, {.fate = Fate::kAlive}, now);
     } else {
       asked.emplace_back(&member, std::async(how, ask_, member));
@@ -138,7 +141,8 @@ void Survivors::look(Clock::time_point now) {
   }
   for (auto& [member, answer] : asked) {
     Answer given = answer.get();
-    if (sees_process(self_, *member)) given.fate = Fate::kAlive;
+    // A process of this host that does not answer lives. A refusal is certain there, too.
+    if (sees_process(self_, *member) && given.fate == Fate::kSilent) given.fate = Fate::kAlive;
     note(*member, std::move(given), now);
   }
 }

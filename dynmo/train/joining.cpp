@@ -157,18 +157,19 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
   DYNMO_ASSIGN(elastic::ControlEndpoint where, elastic::find_leader(join.run, join.secret_file));
   DYNMO_ASSIGN(const ValidOptions valid, options_in_run(where, join, process.options));
   at::set_num_threads(1);
-  elastic::Member self = this_member();
   elastic::Request request{.kind = elastic::RequestKind::kJoin, .secret = where.secret};
   DYNMO_ASSIGN(ResolvedRun run, resolve(valid));
   const config::Config& config = run.config();
   request.build = this_build(run);
   if (on_device(config)) DYNMO_TRY(c10d::device_kind(config.run.device).load());
   DYNMO_TRY(check_log_folder(config));
-  request.newcomer = self;
   // Tries several times: a group may fail because of another newcomer, or a broken route to a rank.
   const auto environment = process::rank_environment();
   const bool launched = environment && *environment;
   for (int tries = 1;; ++tries) {
+    // In each try it is another member. Ranks that count the one before find that it has ended.
+    elastic::Member self = this_member();
+    request.newcomer = self;
     LineClient leader;
     DYNMO_ASSIGN(const elastic::Place place,
                  stand_by(join, request, process.reporter, where, leader));

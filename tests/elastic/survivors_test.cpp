@@ -2,6 +2,7 @@
 #include "dynmo/elastic/survivors.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -58,6 +59,32 @@ TEST(Survivors, AskAMemberOfTheSameHostNameWhoseProcessesTheyDoNotSee) {
   EXPECT_TRUE(call->next.has(MemberId{2})) << "it has answered";
   EXPECT_FALSE(call->next.has(MemberId{3})) << "its process is gone";
   EXPECT_FALSE(caller.misses(call->next));
+}
+
+// A newcomer that has not learned that its group is in force leaves it, and its process lives.
+TEST(Survivors, GoOnWithoutAMemberThatHasLeftAndWhoseProcessLives) {
+  View before = view_of(3);
+  for (Member& member : before.members) member.host = "ubuntu";
+  for (Member& member : before.members) member.pid = ::getpid();
+  for (const std::size_t left : {0U, 2U}) {
+    Standing standing;
+    Survivors caller(
+        loss_of(before), before.members[left == 0 ? 1 : 0],
+        [&](const Member& member) -> Answer {
+          return {.fate = member == before.members[left] ? Fate::kDead : Fate::kSilent};
+        },
+        standing);
+    caller.look(Survivors::Clock::now());
+    auto call = caller.call();
+    ASSERT_TRUE(call);
+    caller.look(Survivors::Clock::now());  // while they meet
+    EXPECT_EQ(caller.misses(call->next).has_value(), left == 2) << "called before it was asked";
+    call = caller.call();
+    ASSERT_TRUE(call);
+    View others = before;
+    others.members.erase(others.members.begin() + static_cast<std::ptrdiff_t>(left));
+    EXPECT_EQ(call->next.members, others.members);
+  }
 }
 
 // All truths of four ranks, and all ways in which some of them cannot reach others.
