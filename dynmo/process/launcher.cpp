@@ -84,6 +84,8 @@ bool is_fault(const Child& child) {
          child.code != kLostExit;
 }
 
+bool is_running_rank(const Child& child) { return child.running && child.counts; }
+
 class Launch {
  public:
   explicit Launch(const LaunchOptions& options) : options_(options) {}
@@ -232,7 +234,9 @@ void Launch::hear(const LaunchRequest& request) {
     const auto found = std::ranges::find(newest_first, met->pid, &Child::pid);
     if (found == newest_first.end()) return;
     // A rank may have been lost after the ranks met, but before this message.
-    if (!have_met() && !ending_.interrupted && std::ranges::none_of(children_, is_fault)) {
+    const bool joins = options_.survives && !found->counts;
+    if ((joins || !have_met()) && !ending_.interrupted &&
+        std::ranges::none_of(children_, is_fault)) {
       ending_.terminate_at.reset();
     }
     found->met = true;
@@ -259,6 +263,7 @@ int Launch::run() {
     for (Child& child : children_) show_output(child);
     handle_signals();
     hear_ranks();
+    if (std::ranges::none_of(children_, is_running_rank)) begin_ending(options_.grace);
     start_wanted();
     escalate();
   }

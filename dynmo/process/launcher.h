@@ -58,7 +58,7 @@ struct LaunchOptions {
 // a second later. If this process is killed, the system kills the ranks.
 //
 // A rank that ends with 0 before the others is no failure. A late rank counts once it has said that
-// it is a rank (tell_launcher_met).
+// it is a rank (tell_launcher_met). Until then it ends at most `grace` after the last rank.
 //
 // Says on `errors` which rank was killed or failed silently. A line "dynmo: ..." that several ranks
 // print is shown once.

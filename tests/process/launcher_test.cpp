@@ -145,6 +145,21 @@ TEST(Launcher, ARankThatCameLaterCountsOnceItHasJoined) {
   EXPECT_EQ(left.wait(), 4) << left.output();
 }
 
+// It may wait for a leader longer than the run lives.
+TEST(Launcher, EndsAProcessThatIsNoRankAfterTheLastRank) {
+  Shells waits(1, std::string(kAsk) + "ask 'wanted 1'; await a",
+               {.grace = milliseconds(1), .late = "mkdir $DIR/a; sleep 1000"});
+  EXPECT_EQ(waits.wait(), 0) << waits.output();
+  // It is a rank, and says so only now.
+  Shells joins(1, std::string(kAsk) + "enter; ask \"met $$ 0\"; ask 'wanted 1'; await a",
+               {.grace = milliseconds(2000),
+                .late = std::string(kAsk) +
+                        "mkdir $DIR/a; await_end 0; ask \"met $$ 1\"; sleep 2.5; echo on >&2",
+                .survives = true});
+  EXPECT_EQ(joins.wait(), 0) << joins.output();
+  EXPECT_NE(joins.output().find("[rank 1] on\n"), std::string::npos) << joins.output();
+}
+
 // Nothing of a rank that has ended stays with the launcher while the others go on.
 TEST(Launcher, KeepsNoProcessOrDescriptorOfRanksThatHaveEnded) {
   Shells run(1,
