@@ -26,12 +26,12 @@ namespace dynmo::train {
 namespace {
 
 using process::LineClient;
+using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kConnect{5000};
 constexpr std::chrono::milliseconds kAnswer{60000};  // the leader may have to read its data first
 // Time that a newcomer waits for a place, which may never come.
 constexpr std::chrono::hours kStandby{24 * 365};
-constexpr std::chrono::seconds kNextLeader{10};  // for another leader after a killed one
 constexpr std::chrono::milliseconds kLook{50};
 constexpr std::chrono::milliseconds kJoinTime{20000};
 constexpr int kTries = 3;
@@ -78,16 +78,49 @@ std::string moved_with(const std::string& log, const std::filesystem::path& from
   return inside.empty() || *inside.begin() == ".." ? log : (to / inside).string();
 }
 
+// Returns the time to wait for another leader after a killed one. The other ranks need at most
+// pipeline.timeout_s and a minute to meet again.
+std::chrono::seconds next_leader_time(const config::Config& config) {
+  return std::chrono::seconds(70 + std::llround(config.pipeline.timeout_s));
+}
+
+// Sets `where` to the leader to ask next, after one said `said`. Returns false if there is none.
+bool find_next(const JoinOptions& join, const Expected<elastic::Reply>& said,
+               Clock::time_point until, elastic::ControlEndpoint& where) {
+  // A leader that leaves names the next one, whose endpoint is already written.
+  const auto now = said && said->leader ? elastic::endpoint_of(*said->leader, where.secret)
+                                        : elastic::find_leader(join.run, join.secret_file);
+  // After a leader was killed, the files name it until the next one leads.
+  const bool may_come = now && !said && Clock::now() < until;
+  if (!may_come && (!now || now->is_at(where))) return false;
+  if (now->is_at(where)) std::this_thread::sleep_for(kLook);
+  where = *now;
+  return true;
+}
+
+// Returns the run's settings as text. `where` follows the leader if it changes.
+Expected<std::string> settings_of_run(const JoinOptions& join, const TrainOptions& options,
+                                      elastic::ControlEndpoint& where) {
+  // If the run has asked for this process, it goes on, or the launcher ends this process.
+  auto until = Clock::now();
+  if (process::has_launcher()) until += next_leader_time(options.config);
+  while (true) {
+    LineClient leader;
+    const auto said =
+        ask(where, {.kind = elastic::RequestKind::kConfig, .secret = where.secret}, leader);
+    if (said && said->done) return said->text;
+    const Error why = said ? Error{said->code, said->text} : said.error();
+    if (!find_next(join, said, until, where)) return why;
+  }
+}
+
 // Returns the options of a newcomer: the run's settings, and its own paths.
-Expected<ValidOptions> options_in_run(const elastic::ControlEndpoint& where,
-                                      const JoinOptions& join, TrainOptions options) {
-  LineClient leader;
-  DYNMO_ASSIGN(const elastic::Reply reply,
-               ask(where, {.kind = elastic::RequestKind::kConfig, .secret = where.secret}, leader));
-  if (!reply.done) return Error{reply.code, reply.text};
+Expected<ValidOptions> options_in_run(elastic::ControlEndpoint& where, const JoinOptions& join,
+                                      TrainOptions options) {
+  DYNMO_ASSIGN(const std::string settings, settings_of_run(join, options, where));
   config::Config& config = options.config;
   config = {};
-  DYNMO_TRY(apply_text(config, reply.text, "the run's settings"));
+  DYNMO_TRY(apply_text(config, settings, "the run's settings"));
   if (!join.data.empty()) config.data.path = join.data;
   // The run's folder may have another path here. Records of this rank are written there.
   std::error_code fault;
@@ -112,29 +145,22 @@ Expected<void> check_kernels(const ResolvedRun& run) {
 
 // Waits until the run gives this process a place. `where` follows the leader if it changes.
 Expected<elastic::Place> stand_by(const JoinOptions& join, const elastic::Request& request,
-                                  const Reporter& reporter, elastic::ControlEndpoint& where,
-                                  LineClient& leader) {
-  auto until = std::chrono::steady_clock::now() + kNextLeader;
+                                  const Reporter& reporter, std::chrono::seconds patience,
+                                  elastic::ControlEndpoint& where, LineClient& leader) {
+  auto until = Clock::now() + patience;
   while (true) {
     auto said = ask(where, request, leader);
     if (said && said->done) {
       reporter.line(said->text);
       said = hear(leader, kStandby);
-      until = std::chrono::steady_clock::now() + kNextLeader;
+      until = Clock::now() + patience;
     }
     if (said && said->place) return *said->place;
     if (said && said->done) {
       return make_error(ErrorCode::kPeerLost, "the run's leader gave no place: {}", said->text);
     }
     const Error why = said ? Error{said->code, said->text} : said.error();
-    // A leader that leaves names the next one, whose endpoint is already written.
-    const auto now = said && said->leader ? elastic::endpoint_of(*said->leader, where.secret)
-                                          : elastic::find_leader(join.run, join.secret_file);
-    // After a leader was killed, the files name it until the next one leads.
-    const bool may_come = now && !said && std::chrono::steady_clock::now() < until;
-    if (!may_come && (!now || now->is_at(where))) return why;
-    if (now->is_at(where)) std::this_thread::sleep_for(kLook);
-    where = *now;
+    if (!find_next(join, said, until, where)) return why;
   }
 }
 
@@ -171,8 +197,8 @@ Expected<void> join_run(const JoinOptions& join, const RankProcess& process, boo
     elastic::Member self = this_member();
     request.newcomer = self;
     LineClient leader;
-    DYNMO_ASSIGN(const elastic::Place place,
-                 stand_by(join, request, process.reporter, where, leader));
+    DYNMO_ASSIGN(const elastic::Place place, stand_by(join, request, process.reporter,
+                                                      next_leader_time(config), where, leader));
     // Member numbers continue those of the launcher, so that newcomers share the devices of a host.
     DYNMO_TRY(open_rank_device(run, launched ? (*environment)->local_rank : place.member));
     DYNMO_TRY(check_kernels(run));

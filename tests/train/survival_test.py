@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import time
 import unittest
 
@@ -308,6 +309,28 @@ class Survival(SurvivalCase):
         for number, each in ((3, joiner), (4, again)):
             self.assertIn(f"joined as rank {number}", self.ended(each, code=130))
         self.assert_as_endless_twin("grown")
+
+    def test_a_rank_that_was_asked_for_waits_until_another_rank_leads(self):
+        """The files name a killed leader meanwhile. A user's --join ends at once."""
+        process = self.start("leaderless", 2, *self.ENDLESS)
+        job = self.folder / "leaderless" / "job.json"
+        leader = job.read_text()
+        late = {**os.environ, "DYNMO_LAUNCHER_FD": "0"}
+        for env, code in ((None, 5), (late, 130)):
+            with socket.create_server(("127.0.0.1", 0)) as killed:
+                killed.settimeout(LIMIT)
+                other = job.with_name("other")
+                other.write_text(json.dumps({**json.loads(leader), "port": killed.getsockname()[1]}))
+                other.rename(job)
+                joiner = self.spawn([DYNMO, "train", "--join", str(self.folder / "leaderless")], env=env)
+                killed.accept()[0].close()
+            if code == 5:
+                self.assertIn("the run's leader does not answer", self.ended(joiner, code=5))
+        other.write_text(leader)
+        other.rename(job)
+        self.until(process, lambda: self.ranks("leaderless") == [0, 1, 2])
+        self.stopped("leaderless", process)
+        self.assertIn("joined as rank 2", self.ended(joiner, code=130))
 
 
 if __name__ == "__main__":
