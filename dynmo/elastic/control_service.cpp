@@ -13,6 +13,12 @@ namespace dynmo::elastic {
 using process::ClientId;
 using process::LineServer;
 
+namespace {
+
+MemberId id_of(const Newcomer& newcomer) { return newcomer.member.id; }
+
+}  // namespace
+
 ControlService::ControlService(Options options)
     : options_(std::move(options)),
       secret_(options_.secret.empty() ? make_secret() : options_.secret),
@@ -118,6 +124,9 @@ LineServer::Answer ControlService::on_join(ClientId client, const Request& reque
   }
   const std::lock_guard lock(mutex_);
   Member member = request.newcomer;
+  // It may come again before its old connection is seen as closed.
+  const auto same = std::ranges::find(joining_.newcomers, member.id, id_of);
+  if (same != joining_.newcomers.end()) lose(same->client);
   const auto [known, first] = joining_.numbers.try_emplace(member.id, joining_.next_number);
   if (first) ++joining_.next_number;
   member.number = known->second;
@@ -144,6 +153,10 @@ void ControlService::note_waiting() {
 
 void ControlService::gone(ClientId client) {
   const std::lock_guard lock(mutex_);
+  lose(client);
+}
+
+void ControlService::lose(ClientId client) {
   for (const Newcomer& newcomer : joining_.newcomers) {
     if (newcomer.client != client || !newcomer.admitted) continue;
     joining_.missing = make_error(ErrorCode::kPeerLost, "rank {} has gone before it had joined",

@@ -95,6 +95,24 @@ TEST_F(ControlServiceTest, WhoStandsByMayGo) {
   EXPECT_EQ(service_->newcomers().front().member.number, 3);
 }
 
+// The service learns only later that the connection before has ended.
+TEST_F(ControlServiceTest, WhoComesAgainIsOneNewcomer) {
+  std::vector<LineClient> clients;
+  for (int times = 0; times < 2; ++times) clients.push_back(join(7));
+  ASSERT_EQ(service_->newcomers().size(), 1U);
+  EXPECT_EQ(service_->newcomers().front().member.number, 2);
+  admit_all();
+  EXPECT_FALSE(service_->missing());
+  clients.push_back(join(7));  // it has not heard of its place
+  ASSERT_TRUE(service_->missing());
+  EXPECT_EQ(service_->missing()->message, "rank 2 has gone before it had joined");
+  service_->dismiss_admitted();
+  clients.erase(clients.begin(), clients.end() - 1);
+  catch_up();
+  EXPECT_FALSE(service_->missing());
+  EXPECT_EQ(service_->newcomers().size(), 1U);
+}
+
 TEST_F(ControlServiceTest, OtherHostsAreRefusedWhereTheyDoNotReachTheGroup) {
   for (const std::string address : {"127.0.0.1", "192.0.2.1", "node-3"}) {
     open(address);
