@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include "dynmo/core/fields.h"
@@ -24,6 +25,12 @@ const char* text_of(ReleaseOutcome outcome) {
       break;
   }
   return "parked";
+}
+
+// Returns whether another process may succeed where one ended with this code: it was killed, or has
+// lost the others.
+bool may_start_again(int code) {
+  return code == exit_code(ErrorCode::kPeerLost) || code == 128 + SIGKILL;
 }
 
 void append(const std::vector<ReleaseNews>& news, BoundaryEvents& events) {
@@ -157,7 +164,10 @@ BoundaryEvents Leader::poll() {
 
 void Leader::give_up_growing() {
   const std::vector<int> ended = process::take_ended_ranks();
-  if (!growing_) return;
+  if (!growing_) {
+    failed_starts_ += static_cast<int>(std::ranges::count_if(ended, may_start_again));
+    return;
+  }
   if (!ended.empty()) {
     answer(growing_->client,
            refusal(make_error(ErrorCode::kPeerLost,

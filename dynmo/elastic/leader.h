@@ -84,6 +84,10 @@ class Leader {
   // joined.
   void note_change(const View& before, const View& now, int joined, const std::string& line);
 
+  // Returns how many ranks that were started ended before they had joined, since the last call, for
+  // a reason that has passed. Ranks that a client requested are not counted.
+  [[nodiscard]] int take_failed_starts() { return std::exchange(failed_starts_, 0); }
+
   [[nodiscard]] Json handover() const;
   // Ends this leader. The next one listens at `next` and has the handover(), and clients are sent
   // there. Only the client that requested the change gets `reply`.
@@ -114,6 +118,7 @@ class Leader {
   Json status_ = Json::object();
   std::vector<process::ClientId> wait_for_checkpoint_;
   std::optional<Growing> growing_;
+  int failed_starts_ = 0;
   std::unique_ptr<ReleaseDriver> releases_;
   std::unique_ptr<ControlService> service_;  // null after retire()
 };

@@ -81,6 +81,8 @@ class Elasticity {
   // Returns whether a loss now would make it unclear which ranks are in the run.
   [[nodiscard]] bool is_changing() const { return regrouping_.is_taking(); }
   [[nodiscard]] bool leads() const { return leader_ != nullptr; }
+  // Returns Leader::take_failed_starts(), or 0 if another rank leads.
+  [[nodiscard]] int take_failed_starts() { return leads() ? leader_->take_failed_starts() : 0; }
   [[nodiscard]] transport::Transport& group() { return groups_.group(); }
   // Returns the members of the current group.
   [[nodiscard]] const elastic::View& view() const { return regrouping_.view(); }

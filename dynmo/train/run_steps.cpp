@@ -188,6 +188,7 @@ void Run::note_events(Lane& lane, std::int64_t step) {
 
 Expected<bool> Run::change_size(Lane& lane, bool asked) {
   locks_.take(options());
+  if (const int failed = elasticity_->take_failed_starts()) losses_.will_respawn(failed);
   if (const auto line = losses_.respawn(group_.leads)) say(*line);
   const std::int64_t step = lane.group->pipeline().next_step();
   DYNMO_ASSIGN(elastic::BoundaryDecision decision, elasticity_->next(*lane.group, asked));

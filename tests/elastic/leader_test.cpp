@@ -2,16 +2,21 @@
 #include "dynmo/elastic/leader.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string>
 #include <thread>
 
 #include "dynmo/elastic/job_file.h"
+#include "dynmo/process/late_ranks.h"
 #include "dynmo/process/sockets.h"
 #include "tests/support/no_free_descriptor.h"
 #include "tests/support/temp_folder.h"
@@ -175,6 +180,20 @@ TEST_F(LeaderTest, WhatItDoesAloneIsNoRequestToAllRanks) {
   EXPECT_EQ(mine.requests.front().ranks, 2);
   leader->answer(mine.requests.front().client, done("packed"));
   EXPECT_EQ(answer_to(packs).text, "packed");
+}
+
+TEST_F(LeaderTest, CountsRanksToStartAgain) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const process::UniqueFd of_leader(ends[0]);
+  const process::UniqueFd of_launcher(ends[1]);
+  setenv(process::kLauncherFd, std::to_string(ends[0]).c_str(), 1);
+  const auto leader = open();
+  for (const int code : {5, 2, 0, 137, 130}) process::tell_leader_ended(ends[1], code);
+  EXPECT_TRUE(leader->poll().empty());
+  unsetenv(process::kLauncherFd);
+  EXPECT_EQ(leader->take_failed_starts(), 2) << "one had lost the others, one was killed";
+  EXPECT_EQ(leader->take_failed_starts(), 0);
 }
 
 TEST_F(LeaderTest, WhoWaitsForACheckpointHearsOfItOnce) {

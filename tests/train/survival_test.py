@@ -13,6 +13,7 @@ import unittest
 
 from elastic_case import LIMIT, events, manifests
 from program import DYNMO
+from run_case import rank_processes
 from survival_case import SurvivalCase
 
 KILL_AT_WRITE = os.environ.get("KILL_AT_WRITE_LIBRARY", "")
@@ -178,6 +179,18 @@ class Survival(SurvivalCase):
         self.assert_as_endless_twin("refilled")
         twin = json.loads((self.folder / "refilled-twin" / "summary.json").read_text())["runs"][0]
         self.assertEqual(summary["loss_first"], twin["loss_first"])
+
+    def test_another_rank_is_started_for_one_that_ends_before_it_has_joined(self):
+        process = self.spawn(self.command("-n", "2", run="retried", extra=(*self.SETTINGS, *self.ENDLESS, "elastic.respawn=true")))
+        self.kill("retried", process, 1, 5)
+
+        def late():
+            return [pid for pid, line in rank_processes(str(self.folder / "retried")) if " --join " in line]
+
+        self.until(process, late)
+        os.kill(late()[0], signal.SIGKILL)
+        self.until(process, lambda: len(self.ranks("retried")) == 2)
+        self.stopped("retried", process)
 
     def test_respawn_is_refused_where_somebody_else_starts_the_ranks(self):
         alone = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
