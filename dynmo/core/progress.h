@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a thread tells a watch that ends its process if it hangs. Long work without messages, such
-// as reading a checkpoint, reports that it goes on. A wait for another thread reports itself.
-// Threads without a watch tell nothing.
+// Reports of a thread to a watch that ends its process if it hangs. Long work without messages,
+// such as reading a checkpoint, reports that it goes on. So does a wait for another thread. Threads
+// without a watch report nothing.
 
 namespace dynmo {
 
@@ -13,7 +13,8 @@ class ProgressWatch {
   virtual void begin_wait() = 0;
   virtual void end_wait() = 0;
 
-  // The watch of the calling thread, or null. A watch sets it, and resets it before it ends.
+  // Returns the watch of the calling thread, or null. A watch sets it, and resets it before it
+  // ends.
   [[nodiscard]] static ProgressWatch*& of_thread();
 
  protected:

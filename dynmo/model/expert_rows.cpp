@@ -6,7 +6,7 @@
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/loops.h"
 #include "dynmo/kernels/operations.h"
-#include "dynmo/kernels/parallel_impl.h"
+#include "dynmo/kernels/parallel.h"
 #include "dynmo/model/expert_rows_impl.h"
 
 namespace dynmo::model {
