@@ -64,6 +64,18 @@ Expected<std::uint64_t> whole(std::string_view flag, double share, double possib
   return static_cast<std::uint64_t>(std::max(std::round(share * possible), 1.0));
 }
 
+// Checks the flags of --sizes without --counts or --costs that are compared with nothing else.
+Expected<void> check_spreads(const GenFlags& flags) {
+  for (const auto& [flag, value] :
+       {std::pair("--fibers-cv", flags.fibers_cv), std::pair("--entries-cv", flags.entries_cv),
+        std::pair("--fibers-imbalance", flags.fibers_imbalance.value_or(0)),
+        std::pair("--entries-imbalance", flags.entries_imbalance.value_or(0))}) {
+    if (value >= 0 && std::isfinite(value)) continue;
+    return make_error(ErrorCode::kBadInput, "{} is {}, wanted a number of at least 0", flag, value);
+  }
+  return {};
+}
+
 struct Groups {
   std::uint64_t sum = 0;
   std::uint64_t groups = 0;
@@ -132,6 +144,7 @@ Expected<tensor::Request> coordinates_request(const GenFlags& flags) {
                       "least 2 modes, or --like FEATURES.json",
                       flags.sizes.size());
   }
+  DYNMO_TRY(check_spreads(flags));
   double slices = 1;
   for (std::size_t m = 0; m + 2 < flags.sizes.size(); ++m) {
     slices *= static_cast<double>(flags.sizes[m]);

@@ -63,7 +63,9 @@ Expected<Counts> Counts::make(const CountTarget& target, std::uint64_t seed,
   const double most = counts.cv_at(high);
   // Whole numbers cannot all be equal if their mean is not whole.
   const double slack = 0.02 * target.cv + 1e-3;
-  if (target.cv < least - slack || target.cv > most + slack) {
+  const bool reached =
+      std::isfinite(target.cv) && target.cv >= least - slack && target.cv <= most + slack;
+  if (!reached) {
     return make_error(ErrorCode::kBadInput,
                       "{}: a coefficient of variation of {:.6g} contradicts a largest of {} with a "
                       "mean of {:.6g}: wanted {:.4g} to {:.4g}",

@@ -215,6 +215,8 @@ REPORT_TRACE_CTL = [
     ("trace gen --out t.tns --sizes 10 10 10 --density 0.01 --fiber-density 0.5", 2, "50 fibers and 10 entries contradict each other"),
     ("trace gen --out t.tns --sizes 10 10 10 --density 0.5 --fiber-density 0.9 --entries-imbalance 0.1 --entries-cv 2", 2, "contradicts a largest of"),
     ("trace gen --out t.tns --sizes 1000000 1000000 1000000 --density 0.1 --fiber-density 0.1", 2, "wanted at most 2^33"),
+    ("trace gen --out t.tns --sizes 10 10 10 --entries-cv nan", 2, "--entries-cv is nan, wanted a number of at least 0"),
+    ("trace gen --out t.tns --sizes 10 10 10 --fibers-imbalance inf", 2, "--fibers-imbalance is inf, wanted a number of at least 0"),
     ("trace gen --out t.tns --sizes 10 10 10 --tokens 5", 2, "--tokens does nothing here: wanted --counts and no --like with it"),
     ("trace gen --out t.tns --sizes 10 10 10 --cv 0.5", 2, "--cv does nothing here: wanted --counts or --costs"),
     ("trace gen --out t.jsonl --counts --sizes 10 2 4 --density 0.5", 2, "--density does nothing here: wanted no --counts, --costs or --like with it"),
