@@ -19,6 +19,7 @@ constexpr int kPatience = 10;     // the fit ends if so many corrections
 constexpr double kNearer = 0.99;  // do not reduce the distance by this factor
 constexpr double kClose = 2e-3;   // relative tolerance
 constexpr double kFits = 2e-2;
+constexpr double kEven = 1e-3;  // largest coefficient of variation of an even load
 constexpr double kAutocorrelationFits = 0.03;
 constexpr double kUnevenFits = 1e-2;
 constexpr double kLeastRho = -0.999;
@@ -232,10 +233,22 @@ double multiple(double difference, double close) {
   return difference == 0 ? 0 : std::abs(difference) / close;
 }
 
+// Returns whether the counts of an expert change from step to step.
+bool changes(const CountsRequest& request) { return request.cv > request.lasting_cv.value_or(0); }
+
+// Returns the least coefficient of variation of whole numbers with the mean of the request. They
+// cannot all be equal if the mean is not whole.
+double least_cv(const CountsRequest& request) {
+  const double mean = static_cast<double>(request.tokens) / static_cast<double>(request.experts);
+  const double part = mean - std::floor(mean);
+  return std::sqrt(part * (1 - part)) / mean;
+}
+
 // Returns kBadInput if a measure is too far from the request. The error names the two requests that
 // contradict each other. `series` is the noun of what is counted.
 Expected<void> check(const Measures& found, const CountsRequest& request, std::string_view series) {
-  const auto differs = [](double a, double b) { return std::abs(a - b) > kFits * b; };
+  const double rounding = request.cv <= kEven ? (1 + kFits) * least_cv(request) : 0;
+  const auto differs = [&](double a, double b) { return std::abs(a - b) > kFits * b + rounding; };
   if (differs(found.cv, request.cv)) {
     return make_error(ErrorCode::kBadInput,
                       "a coefficient of variation of {:.4g} contradicts {} {}: it reaches {:.4g}",
@@ -249,7 +262,8 @@ Expected<void> check(const Measures& found, const CountsRequest& request, std::s
                       "autocorrelation of {:.4g} over {} steps, which leaves {:.4g}",
                       lasting_cv, request.autocorrelation, request.steps, found.lasting_cv);
   }
-  if (std::abs(found.autocorrelation - request.autocorrelation) > kAutocorrelationFits) {
+  const double away = std::abs(found.autocorrelation - request.autocorrelation);
+  if (changes(request) && away > kAutocorrelationFits) {
     return make_error(ErrorCode::kBadInput,
                       "an autocorrelation of {:.4g} contradicts {} steps, which give {:.4g}",
                       request.autocorrelation, request.steps, found.autocorrelation);
@@ -289,7 +303,7 @@ Expected<Popularity> fitted(const CountsRequest& request, std::string_view serie
     return std::sqrt(std::max(cv * cv - lasting * lasting, 0.0));
   };
   Popularity now{.lasting = std::sqrt(std::log1p(lasting_cv * lasting_cv)),
-                 .drifting = std::sqrt(std::log1p(request.cv * request.cv)),
+                 .drifting = changes(request) ? std::sqrt(std::log1p(request.cv * request.cv)) : 0,
                  .rho = request.autocorrelation,
                  .factors = {.steps = std::vector(request.uneven.steps.size(), 1.0),
                              .rows = std::vector(request.uneven.rows.size(), 1.0)}};
@@ -305,7 +319,7 @@ Expected<Popularity> fitted(const CountsRequest& request, std::string_view serie
         {correct(request.uneven.steps, found.uneven.steps, now.factors.steps),
          correct(request.uneven.rows, found.uneven.rows, now.factors.rows),
          multiple(found.cv - request.cv, kClose * request.cv),
-         multiple(found.autocorrelation - request.autocorrelation, kClose),
+         changes(request) ? multiple(found.autocorrelation - request.autocorrelation, kClose) : 0,
          request.lasting_cv ? multiple(found.lasting_cv - lasting_cv, kClose * lasting_cv) : 0});
     if (distance <= 1) return before;
     since += best ? 1 : 0;

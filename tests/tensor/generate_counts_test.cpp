@@ -167,6 +167,39 @@ TEST(GenerateCounts, AreUnevenWhereAndWhenTheyWereAsked) {
   EXPECT_NEAR(mean(scaled->uneven->rows, 0, 6) / mean(scaled->uneven->rows, 18, 24), 1 / 2.5, 0.04);
 }
 
+// Nothing changes from step to step, so that the autocorrelation does not count.
+TEST(GenerateCounts, OfAnEvenLoadAreAsEqualAsWholeNumbersCanBe) {
+  for (const std::int64_t experts : {7, 8, 96}) {
+    const CountsRequest request{.steps = 20,
+                                .blocks = 3,
+                                .experts = experts,
+                                .tokens = 500,
+                                .cv = 0,
+                                .autocorrelation = 0.9};
+    const auto features = features_of_counts(request);
+    ASSERT_TRUE(features) << experts << ": " << features.error().message;
+    const auto least = static_cast<double>(500 / experts);
+    EXPECT_EQ(features->values->all.min, least) << experts;
+    EXPECT_LE(features->values->max, least + 1) << experts;
+    EXPECT_EQ(features->along->autocorrelation, 0) << experts;
+  }
+}
+
+TEST(GenerateCounts, NeverChangeIfAllOfTheirSpreadLasts) {
+  const CountsRequest request{.steps = 30,
+                              .blocks = 4,
+                              .experts = 8,
+                              .tokens = 4096,
+                              .cv = 0.7,
+                              .lasting_cv = 0.7,
+                              .autocorrelation = 0.9};
+  const auto features = features_of_counts(request);
+  ASSERT_TRUE(features) << features.error().message;
+  EXPECT_NEAR(features->values->all.cv, 0.7, 0.02 * 0.7);
+  EXPECT_NEAR(features->fibers[0].values->all.cv, features->values->all.cv, 1e-12);
+  EXPECT_EQ(features->along->autocorrelation, 0);
+}
+
 TEST(GenerateCounts, NamesTheRequestsThatContradictEachOther) {
   const auto fault = [](const CountsRequest& request) {
     const auto features = features_of_counts(request);
@@ -234,6 +267,16 @@ TEST(GenerateCosts, HaveTheTimeTheSpreadAndTheAutocorrelationThatWereAsked) {
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_NEAR(again->values->all.cv, features->values->all.cv, 0.02 * 0.7);
   EXPECT_NEAR(again->along->autocorrelation, features->along->autocorrelation, 0.03);
+}
+
+TEST(GenerateCosts, OfAnEvenLoadAreEqualForAnyNumberOfLayers) {
+  for (const std::int64_t layers : {2, 7, 48, 100}) {
+    const auto features = features_of_costs(
+        {.steps = 10, .layers = layers, .step_s = 0.5, .cv = 0, .autocorrelation = 0.9});
+    ASSERT_TRUE(features) << layers << ": " << features.error().message;
+    EXPECT_LT(features->values->all.cv, 1e-8) << layers;
+    EXPECT_NEAR(features->values->sum, 10 * 0.5, 1e-6) << layers;
+  }
 }
 
 TEST(GenerateCosts, NamesWhatIsOutOfRange) {
