@@ -187,10 +187,8 @@ struct Scaled {
   std::int64_t* number;
 };
 
-// Sets the sizes that --scale names. Returns whether the number of steps has changed. Sums over
-// another number of steps have another spread.
-Expected<bool> scale_sizes(const GenFlags& flags, const std::vector<Scaled>& sizes) {
-  bool steps_changed = false;
+// Sets the sizes that --scale names.
+Expected<void> scale_sizes(const GenFlags& flags, const std::vector<Scaled>& sizes) {
   for (const std::string& scale : flags.scale) {
     const std::size_t equals = scale.find('=');
     const std::string name = scale.substr(0, equals);
@@ -207,16 +205,15 @@ Expected<bool> scale_sizes(const GenFlags& flags, const std::vector<Scaled>& siz
       return make_error(ErrorCode::kBadInput, "--scale has '{}', wanted {} or {}", scale,
                         fmt::join(wanted, ", "), last);
     }
-    steps_changed = steps_changed || (name == "steps" && *found->number != number);
     *found->number = number;
   }
-  return steps_changed;
+  return {};
 }
 
-// Fills in the sizes of a request, or those of --like, and scales them.
+// Fills in the sizes of a request, or all that --like gives.
 template <typename Request>
 Expected<void> complete(const GenFlags& flags, std::string_view modes,
-                        const std::vector<std::int64_t*>& sizes, const std::vector<Scaled>& scaled,
+                        const std::vector<std::int64_t*>& sizes,
                         Expected<Request> (*like)(const tensor::Features&), Request& request) {
   if (!flags.like.empty()) {
     DYNMO_ASSIGN(const Json json, read_json(flags.like));
@@ -232,8 +229,6 @@ Expected<void> complete(const GenFlags& flags, std::string_view modes,
                       "--sizes has {} numbers, wanted those of {}, or --like FEATURES.json",
                       flags.sizes.size(), modes);
   }
-  DYNMO_ASSIGN(const bool steps_changed, scale_sizes(flags, scaled));
-  if (steps_changed) request.lasting_cv.reset();
   request.seed = flags.seed;
   return {};
 }
@@ -243,11 +238,15 @@ Expected<tensor::CountsRequest> counts_request(const GenFlags& flags) {
                                 .cv = flags.cv,
                                 .lasting_cv = flags.lasting_cv,
                                 .autocorrelation = flags.autocorrelation};
-  DYNMO_TRY(complete(
-      flags, "steps, blocks and experts", {&request.steps, &request.blocks, &request.experts},
-      {{"steps", &request.steps}, {"blocks", &request.blocks}, {"experts", &request.experts}},
-      tensor::counts_request_like, request));
-  return request;
+  DYNMO_TRY(complete(flags, "steps, blocks and experts",
+                     {&request.steps, &request.blocks, &request.experts},
+                     tensor::counts_request_like, request));
+  tensor::CountsRequest scaled = request;
+  DYNMO_TRY(scale_sizes(
+      flags,
+      {{"steps", &scaled.steps}, {"blocks", &scaled.blocks}, {"experts", &scaled.experts}}));
+  if (flags.like.empty()) return scaled;
+  return tensor::resized(request, scaled.steps, scaled.blocks, scaled.experts);
 }
 
 Expected<tensor::CostsRequest> costs_request(const GenFlags& flags) {
@@ -256,9 +255,11 @@ Expected<tensor::CostsRequest> costs_request(const GenFlags& flags) {
                                .lasting_cv = flags.lasting_cv,
                                .autocorrelation = flags.autocorrelation};
   DYNMO_TRY(complete(flags, "steps and layers", {&request.steps, &request.layers},
-                     {{"steps", &request.steps}, {"layers", &request.layers}},
                      tensor::costs_request_like, request));
-  return request;
+  tensor::CostsRequest scaled = request;
+  DYNMO_TRY(scale_sizes(flags, {{"steps", &scaled.steps}, {"layers", &scaled.layers}}));
+  if (flags.like.empty()) return scaled;
+  return tensor::resized(request, scaled.steps, scaled.layers);
 }
 
 // Refuses features of another kind of file, and those that --like already gives.

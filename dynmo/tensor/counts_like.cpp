@@ -13,6 +13,37 @@ namespace {
 
 constexpr double kLeast = -0.95;  // least autocorrelation that is generated
 constexpr double kEven = 1.001;   // largest max / mean at which all count as equal
+constexpr double kSame = 1e-9;    // difference of coefficients of variation by rounding
+
+// Returns the lasting coefficient of variation of features. It is `cv` if nothing changes from step
+// to step. Their sums are in two orders and differ by rounding.
+double lasting_of(double lasting_cv, double cv) {
+  return std::abs(lasting_cv - cv) <= kSame ? cv : lasting_cv;
+}
+
+// Returns the share of its variance that a series of first order keeps in means of `steps` values.
+double share_in_means(double autocorrelation, std::int64_t steps) {
+  constexpr double kSmall = 1e-12;
+  const auto n = static_cast<double>(steps);
+  double sum = 1;
+  double power = 1;
+  for (std::int64_t lag = 1; lag < steps && std::abs(power) > kSmall; ++lag) {
+    power *= autocorrelation;
+    sum += 2 * (1 - static_cast<double>(lag) / n) * power;
+  }
+  return sum / n;
+}
+
+// Returns the lasting coefficient of variation over another number of steps. Drift leaves less of
+// itself in sums over more steps. What is permanent stays.
+double lasting_over(std::int64_t steps, const auto& request) {
+  const double lasting_cv = *request.lasting_cv;
+  if (steps == request.steps || lasting_cv >= request.cv) return lasting_cv;
+  const double all = request.cv * request.cv;
+  const double left = share_in_means(request.autocorrelation, request.steps);
+  const double drift = std::min((all - lasting_cv * lasting_cv) / (1 - left), all);
+  return std::sqrt(all - drift * (1 - share_in_means(request.autocorrelation, steps)));
+}
 
 }  // namespace
 
@@ -27,12 +58,14 @@ Expected<CostsRequest> costs_request_like(const Features& features) {
                       "these are no features of seconds by step and layer with their persistence "
                       "along the steps, as `dynmo trace stats` gives them of a load trace");
   }
+  const double cv = features.values->all.cv;
   return CostsRequest{
       .steps = static_cast<std::int64_t>(features.sizes[0]),
       .layers = static_cast<std::int64_t>(features.sizes[1]),
       .step_s = features.values->sum / static_cast<double>(features.sizes[0]),
-      .cv = features.values->all.cv,
-      .lasting_cv = along_steps->values->all.cv,
+      .cv = cv,
+      .lasting_cv = lasting_of(along_steps->values->all.cv, cv),
+      .drift_may_leave_more = true,  // so few sums are unlike by chance, too
       .autocorrelation = std::clamp(features.along->autocorrelation, kLeast, 0.999999)};
 }
 
@@ -50,17 +83,34 @@ Expected<CountsRequest> counts_request_like(const Features& features) {
       static_cast<double>(features.sizes[0]) * static_cast<double>(features.sizes[1]);
   const double max_share = features.values->max * rows / features.values->sum;
   const bool is_even = max_share * static_cast<double>(features.sizes[2]) < kEven;
+  const double cv = features.values->all.cv;
   return CountsRequest{
       .steps = static_cast<std::int64_t>(features.sizes[0]),
       .blocks = static_cast<std::int64_t>(features.sizes[1]),
       .experts = static_cast<std::int64_t>(features.sizes[2]),
       .tokens = count_of(std::round(features.values->sum / rows)),
-      .cv = features.values->all.cv,
-      .lasting_cv = features.fibers.front().values->all.cv,
+      .cv = cv,
+      .lasting_cv = lasting_of(features.fibers.front().values->all.cv, cv),
       .drift_may_leave_more = true,  // so few sums are unlike by chance, too
       .autocorrelation = std::clamp(features.along->autocorrelation, kLeast, 0.999999),
       .max_share = is_even ? 1.0 : std::min(1.0, max_share),
       .uneven = features.uneven.value_or(Unevenness())};
+}
+
+CountsRequest resized(CountsRequest request, std::int64_t steps, std::int64_t blocks,
+                      std::int64_t experts) {
+  if (request.lasting_cv) request.lasting_cv = lasting_over(steps, request);
+  request.steps = steps;
+  request.blocks = blocks;
+  request.experts = experts;
+  return request;
+}
+
+CostsRequest resized(CostsRequest request, std::int64_t steps, std::int64_t layers) {
+  if (request.lasting_cv) request.lasting_cv = lasting_over(steps, request);
+  request.steps = steps;
+  request.layers = layers;
+  return request;
 }
 
 }  // namespace dynmo::tensor

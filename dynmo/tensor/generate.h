@@ -79,8 +79,9 @@ struct CostsRequest {
   std::int64_t layers = 2;
   // Sum of F, I and W of a micro-batch over all layers.
   double step_s = 1;
-  double cv = 0;  // over all values; the next two as in CountsRequest
+  double cv = 0;  // over all values; the next three as in CountsRequest
   std::optional<double> lasting_cv = {};
+  bool drift_may_leave_more = false;
   double autocorrelation = 0;
   std::uint64_t seed = 1;
 };
@@ -96,5 +97,11 @@ struct CostsRequest {
 // Returns the request for counts with these features. Returns kBadInput if they are not the
 // features of counts by step, block and expert.
 [[nodiscard]] Expected<CountsRequest> counts_request_like(const Features& features);
+
+// Returns the request for a similar load of other sizes. Over other numbers of steps, drift leaves
+// another part of itself in the sums, and lasting_cv follows.
+[[nodiscard]] CountsRequest resized(CountsRequest request, std::int64_t steps, std::int64_t blocks,
+                                    std::int64_t experts);
+[[nodiscard]] CostsRequest resized(CostsRequest request, std::int64_t steps, std::int64_t layers);
 
 }  // namespace dynmo::tensor

@@ -145,6 +145,7 @@ Expected<void> generate_costs(const CostsRequest& request, const Writer& write) 
                             .tokens = kTicks,
                             .cv = request.cv,
                             .lasting_cv = request.lasting_cv,
+                            .drift_may_leave_more = request.drift_may_leave_more,
                             .autocorrelation = request.autocorrelation,
                             .seed = request.seed};
   if (request.layers < 2 || request.layers > 1 << 16) {

@@ -279,6 +279,61 @@ TEST(GenerateCosts, OfAnEvenLoadAreEqualForAnyNumberOfLayers) {
   }
 }
 
+// Seconds that differ between layers and never change.
+Features constant_costs(std::uint32_t steps, std::uint32_t layers) {
+  SparseTensor tensor{
+      .sizes = {steps, layers}, .names = {"step", "layer"}, .indices = {{}, {}}};
+  for (std::uint32_t step = 0; step < steps; ++step) {
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      tensor.indices[0].push_back(step);
+      tensor.indices[1].push_back(layer);
+      tensor.values.push_back(0.1 + 0.07 * (layer * layer % 11));
+    }
+  }
+  return features_of(tensor, {.along = 0}).value();
+}
+
+TEST(GenerateCosts, LikeALoadThatNeverChangesDoNotChangeEither) {
+  for (const std::uint32_t steps : {1, 7, 10, 50, 333}) {
+    const Features features = constant_costs(steps, 12);
+    const auto like = costs_request_like(features);
+    ASSERT_TRUE(like) << like.error().message;
+    for (const std::int64_t other : {steps, 40U}) {
+      const auto again = features_of_costs(resized(*like, other, 24));
+      ASSERT_TRUE(again) << steps << " to " << other << ": " << again.error().message;
+      const double cv = features.values->all.cv;
+      EXPECT_NEAR(again->values->all.cv, cv, 0.02 * cv) << steps << " to " << other;
+      EXPECT_NEAR(again->fibers[0].values->all.cv, again->values->all.cv, 1e-9);
+      EXPECT_EQ(again->along->autocorrelation, 0) << steps << " to " << other;
+    }
+  }
+}
+
+// Ten times the steps: what drift has left in 60 steps is no lasting part of 600.
+TEST(GenerateCosts, OfMoreStepsKeepWhatLastsAndNotWhatDriftLeft) {
+  for (const double lasting_cv : {0.0, 0.4}) {
+    // The lasting coefficient of variation over n steps: an autocorrelation of r leaves
+    // ((1 + r) / (1 - r) - 2 r (1 - r^n) / (n (1 - r)^2)) / n of the drift's variance.
+    const auto over = [&](double n) {
+      const double left = (9 - 40 * (1 - std::pow(0.8, n)) / n) / n;
+      return std::sqrt(lasting_cv * lasting_cv + (0.25 - lasting_cv * lasting_cv) * left);
+    };
+    const CostsRequest request{.steps = 60,
+                               .layers = 200,
+                               .cv = 0.5,
+                               .lasting_cv = over(60),
+                               .drift_may_leave_more = true,
+                               .autocorrelation = 0.8};
+    const CostsRequest longer = resized(request, 600, 200);
+    EXPECT_NEAR(*longer.lasting_cv, over(600), 1e-9) << lasting_cv;
+    EXPECT_NEAR(*resized(longer, 60, 200).lasting_cv, *request.lasting_cv, 1e-9) << lasting_cv;
+    const auto features = features_of_costs(longer);
+    ASSERT_TRUE(features) << features.error().message;
+    EXPECT_NEAR(features->fibers[0].values->all.cv, over(600), 0.02) << lasting_cv;
+    EXPECT_NEAR(features->values->all.cv, 0.5, 0.02 * 0.5) << lasting_cv;
+  }
+}
+
 TEST(GenerateCosts, NamesWhatIsOutOfRange) {
   const auto fault = [](const CostsRequest& request) {
     const auto features = features_of_costs(request);
