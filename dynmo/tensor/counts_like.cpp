@@ -52,8 +52,9 @@ Expected<CostsRequest> costs_request_like(const Features& features) {
   const auto along_steps = std::ranges::find_if(features.fibers, [](const GroupFeatures& group) {
     return group.free == std::vector<int>{0} && group.values;
   });
-  if (features.names != names || !features.values || !features.along ||
-      along_steps == features.fibers.end()) {
+  const bool are_costs = features.names == names && features.values && features.along &&
+                         features.along->mode == 0 && along_steps != features.fibers.end();
+  if (!are_costs) {
     return make_error(ErrorCode::kBadInput,
                       "these are no features of seconds by step and layer with their persistence "
                       "along the steps, as `dynmo trace stats` gives them of a load trace");

@@ -293,6 +293,15 @@ Features constant_costs(std::uint32_t steps, std::uint32_t layers) {
   return features_of(tensor, {.along = 0}).value();
 }
 
+TEST(GenerateCosts, LikeFeaturesWithThePersistenceOfLayersAreRefused) {
+  Features features = constant_costs(10, 4);
+  ASSERT_TRUE(costs_request_like(features));
+  features.along->mode = 1;
+  const auto like = costs_request_like(features);
+  ASSERT_FALSE(like);
+  EXPECT_NE(like.error().message.find("their persistence along the steps"), std::string::npos);
+}
+
 TEST(GenerateCosts, LikeALoadThatNeverChangesDoNotChangeEither) {
   for (const std::uint32_t steps : {1, 7, 10, 50, 333}) {
     const Features features = constant_costs(steps, 12);
