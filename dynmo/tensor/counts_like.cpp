@@ -101,6 +101,10 @@ Expected<CountsRequest> counts_request_like(const Features& features) {
 CountsRequest resized(CountsRequest request, std::int64_t steps, std::int64_t blocks,
                       std::int64_t experts) {
   if (request.lasting_cv) request.lasting_cv = lasting_over(steps, request);
+  if (request.max_share < 1) {
+    const double fewer = static_cast<double>(request.experts) / static_cast<double>(experts);
+    request.max_share = std::min(request.max_share * fewer, 1.0);
+  }
   request.steps = steps;
   request.blocks = blocks;
   request.experts = experts;

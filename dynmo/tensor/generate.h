@@ -99,7 +99,8 @@ struct CostsRequest {
 [[nodiscard]] Expected<CountsRequest> counts_request_like(const Features& features);
 
 // Returns the request for a similar load of other sizes. Over other numbers of steps, drift leaves
-// another part of itself in the sums, and lasting_cv follows.
+// another part of itself in the sums, and lasting_cv follows. The largest share keeps its ratio to
+// the mean, but is at most 1.
 [[nodiscard]] CountsRequest resized(CountsRequest request, std::int64_t steps, std::int64_t blocks,
                                     std::int64_t experts);
 [[nodiscard]] CostsRequest resized(CostsRequest request, std::int64_t steps, std::int64_t layers);

@@ -99,6 +99,27 @@ TEST(GenerateCounts, LikeFeaturesHaveTheseFeatures) {
   EXPECT_NEAR(again->along->autocorrelation, features->along->autocorrelation, 0.03);
 }
 
+TEST(GenerateCounts, LikeThoseOfMoreExpertsHaveALargerLargestShare) {
+  const CountsRequest request{.steps = 100,
+                              .blocks = 4,
+                              .experts = 16,
+                              .tokens = 4096,
+                              .cv = 0.4,
+                              .autocorrelation = 0.5,
+                              .max_share = 0.125};
+  for (const std::int64_t experts : {2, 8, 32}) {
+    const CountsRequest other = resized(request, 100, 4, experts);
+    EXPECT_EQ(other.max_share, std::min(2.0 / static_cast<double>(experts), 1.0));
+    const auto features = features_of_counts(other);
+    ASSERT_TRUE(features) << experts << ": " << features.error().message;
+    EXPECT_NEAR(features->values->all.cv, 0.4, 0.02 * 0.4) << experts;
+    EXPECT_LE(features->values->max, other.max_share * 4096 + 1) << experts;
+  }
+  CountsRequest unlimited = request;
+  unlimited.max_share = 1;
+  EXPECT_EQ(resized(unlimited, 100, 4, 32).max_share, 1);
+}
+
 // No row can be so uneven that the last block is thirty times as uneven as the others.
 TEST(GenerateCounts, WhereTheProfileCannotBeMetTheOtherFeaturesAre) {
   const CountsRequest request{.steps = 200,
