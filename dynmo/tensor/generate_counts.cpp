@@ -14,6 +14,7 @@ namespace dynmo::tensor {
 namespace {
 
 constexpr std::size_t kTextPiece = std::size_t{1} << 20;  // of text
+constexpr std::int64_t kMaxSeries = std::int64_t{1} << 24;  // one for each expert of each block
 constexpr std::uint64_t kTicks = std::uint64_t{1}
                                  << 40;  // that the time of a step is shared out in
 
@@ -94,6 +95,11 @@ Expected<void> check_counts(const CountsRequest& request) {
   }
   if (request.experts < 2 || request.experts > 1 << 16) {
     return bad("the number of experts", static_cast<double>(request.experts), "2 to 65536");
+  }
+  if (request.blocks * request.experts > kMaxSeries) {
+    return make_error(ErrorCode::kBadInput,
+                      "{} blocks of {} experts have {} series of counts, wanted at most 2^24",
+                      request.blocks, request.experts, request.blocks * request.experts);
   }
   if (request.tokens < 1 || request.tokens > std::uint64_t{1} << 49) {
     return bad("the number of tokens", static_cast<double>(request.tokens), "1 to 2^49");

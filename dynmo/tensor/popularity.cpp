@@ -13,7 +13,8 @@
 namespace dynmo::tensor {
 namespace {
 
-constexpr std::size_t kMaxSample = std::size_t{1} << 21;  // counts that the fit measures at most
+constexpr std::int64_t kSample = std::int64_t{1} << 21;  // counts that the fit measures, in blocks
+constexpr std::int64_t kMaxBlock = std::int64_t{1} << 26;  // counts of a block, which is not divided
 constexpr int kMaxCorrections = 60;
 constexpr int kPatience = 10;     // the fit ends if so many corrections
 constexpr double kNearer = 0.99;  // do not reduce the distance by this factor
@@ -78,10 +79,16 @@ struct Draws {
   }
 };
 
-Draws draw_of(const CountsRequest& request) {
+// Draws at least one block. Returns kBadInput if a block has too many counts.
+Expected<Draws> draw_of(const CountsRequest& request, std::string_view series) {
   const std::int64_t cells = request.steps * request.experts;
-  const auto max = static_cast<std::int64_t>(kMaxSample);
-  Draws draws{.blocks = std::clamp<std::int64_t>(max / cells, 1, request.blocks), .normals = {}};
+  if (cells > kMaxBlock) {
+    return make_error(ErrorCode::kBadInput,
+                      "{} steps of {} {} have {} values, wanted at most 2^26: choose fewer steps",
+                      request.steps, request.experts, series, cells);
+  }
+  Draws draws{.blocks = std::clamp<std::int64_t>(kSample / cells, 1, request.blocks),
+              .normals = {}};
   draws.normals.reserve(static_cast<std::size_t>(draws.blocks * (cells + request.experts)));
   for (std::int64_t draw = 0; draw < draws.blocks; ++draw) {
     const std::int64_t block = draws.block_of(draw, request.blocks);
@@ -297,7 +304,7 @@ void apportion(std::vector<double>& weights, double total, double most) {
 
 // Returns the first fit within the tolerance, or the best one if none improves it for a while.
 Expected<Popularity> fitted(const CountsRequest& request, std::string_view series) {
-  const Draws draws = draw_of(request);
+  DYNMO_ASSIGN(const Draws draws, draw_of(request, series));
   const double lasting_cv = request.lasting_cv.value_or(0);
   const auto inside = [](double cv, double lasting) {
     return std::sqrt(std::max(cv * cv - lasting * lasting, 0.0));

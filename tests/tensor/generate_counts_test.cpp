@@ -237,6 +237,11 @@ TEST(GenerateCounts, NamesTheRequestsThatContradictEachOther) {
   EXPECT_EQ(
       fault({.steps = 10, .blocks = 1, .experts = 4, .tokens = 1000, .cv = 0.5, .lasting_cv = 0.6}),
       "the lasting coefficient of variation is 0.6, wanted 0 to that of all counts, 0.5");
+  EXPECT_EQ(fault({.steps = 10'000'000, .blocks = 1, .experts = 64, .tokens = 1000}),
+            "10000000 steps of 64 experts have 640000000 values, wanted at most 2^26: choose fewer "
+            "steps");
+  EXPECT_EQ(fault({.steps = 10, .blocks = 65536, .experts = 1024, .tokens = 1000}),
+            "65536 blocks of 1024 experts have 67108864 series of counts, wanted at most 2^24");
   const std::string cv = fault({.steps = 100, .blocks = 4, .experts = 4, .tokens = 1000, .cv = 3});
   EXPECT_NE(cv.find("contradicts 4 experts"), std::string::npos) << cv;
 }
