@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
+#include <numbers>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "dynmo/tensor/features_impl.h"
@@ -12,6 +16,7 @@ namespace dynmo::tensor {
 namespace {
 
 constexpr std::size_t kMaxCells = std::size_t{1} << 28;
+constexpr double kRounding = 1e-9;  // far above that of a correlation by Fourier transforms
 
 // The indices of an entry in all modes but one, packed into 128 bits. They identify its series.
 // Modes take at most 127 bits together.
@@ -56,6 +61,72 @@ Expected<std::vector<double>> series_of(const SparseTensor& tensor, int mode) {
   return cells;
 }
 
+// Replaces values by their discrete Fourier transform (Cooley and Tukey, 1965). Their number n is a
+// power of two. Root k is exp(-2 pi i k / n), for k below n / 2.
+void transform(std::vector<std::complex<double>>& values,
+               const std::vector<std::complex<double>>& roots) {
+  const std::size_t n = values.size();
+  for (std::size_t i = 1, reversed = 0; i < n; ++i) {
+    std::size_t bit = n / 2;
+    for (; (reversed & bit) != 0; bit /= 2) reversed ^= bit;
+    reversed ^= bit;
+    if (i < reversed) std::swap(values[i], values[reversed]);
+  }
+  for (std::size_t half = 1; half < n; half *= 2) {
+    for (std::size_t begin = 0; begin < n; begin += 2 * half) {
+      for (std::size_t k = 0; k < half; ++k) {
+        std::complex<double>& even = values[begin + k];
+        std::complex<double>& odd = values[begin + k + half];
+        const std::complex<double> turned = odd * roots[k * (n / 2 / half)];
+        odd = even - turned;
+        even += turned;
+      }
+    }
+  }
+}
+
+// Returns the sum over all series of the products of values that are `lag` steps apart.
+double lagged_sum(const std::vector<double>& cells, std::size_t steps, std::size_t lag) {
+  double sum = 0;
+  for (std::size_t begin = 0; begin < cells.size(); begin += steps) {
+    for (std::size_t t = 0; t + lag < steps; ++t) sum += cells[begin + t] * cells[begin + t + lag];
+  }
+  return sum;
+}
+
+// Returns lagged_sum() of all lags up to `most`, except for rounding. A long recording has too many
+// lags for a pass over it each. Takes at most 72 bytes a step.
+//
+// The sums are the transform of the power spectrum (Wiener and Khinchin). Zeros behind a series
+// keep its end from its beginning. Two series go through one transform, as real and imaginary part.
+std::vector<double> lagged_sums(const std::vector<double>& cells, std::size_t steps,
+                                std::size_t most) {
+  const std::size_t n = std::bit_ceil(steps + most);
+  std::vector<std::complex<double>> roots(n / 2);
+  for (std::size_t k = 0; k < roots.size(); ++k) {
+    roots[k] = std::polar(1.0, -2 * std::numbers::pi * static_cast<double>(k) /
+                                   static_cast<double>(n));
+  }
+  std::vector<std::complex<double>> values;
+  std::vector<double> power(n, 0.0);
+  for (std::size_t begin = 0; begin < cells.size(); begin += 2 * steps) {
+    values.assign(n, 0.0);
+    for (std::size_t t = 0; t < steps; ++t) {
+      const std::size_t second = begin + steps + t;
+      values[t] = {cells[begin + t], second < cells.size() ? cells[second] : 0.0};
+    }
+    transform(values, roots);
+    for (std::size_t k = 0; k < n; ++k) power[k] += std::norm(values[k]);
+  }
+  values.assign(power.begin(), power.end());
+  transform(values, roots);
+  std::vector<double> sums(most + 1);
+  for (std::size_t lag = 0; lag <= most; ++lag) {
+    sums[lag] = values[lag].real() / static_cast<double>(n);
+  }
+  return sums;
+}
+
 }  // namespace
 
 Expected<Persistence> persistence_of(const SparseTensor& tensor, int mode) {
@@ -76,19 +147,21 @@ Expected<Persistence> persistence_of(const SparseTensor& tensor, int mode) {
   double scale = 0;
   for (const double value : tensor.values) scale += value * value;
   if (!(variance > 1e-24 * scale) || variance == 0) return result;
-  for (std::size_t lag = 1; lag <= std::max<std::size_t>(steps / 2, 1) && lag < steps; ++lag) {
-    double sum = 0;
-    for (std::size_t begin = 0; begin < cells.size(); begin += steps) {
-      for (std::size_t t = 0; t + lag < steps; ++t)
-        sum += cells[begin + t] * cells[begin + t + lag];
-    }
+  const auto correlation = [&](double sum, std::size_t lag) {
     const double pairs = static_cast<double>(steps - lag) / static_cast<double>(steps);
-    const double correlation = sum / pairs / variance;
-    if (lag == 1) result.autocorrelation = correlation;
-    if (correlation <= 0.5) {
-      result.half_life = static_cast<std::int64_t>(lag);
-      break;
-    }
+    return sum / pairs / variance;
+  };
+  result.autocorrelation = correlation(lagged_sum(cells, steps, 1), 1);
+  if (result.autocorrelation <= 0.5) {
+    result.half_life = 1;
+    return result;
+  }
+  const std::vector<double> sums = lagged_sums(cells, steps, steps / 2);
+  for (std::size_t lag = 2; lag < sums.size(); ++lag) {
+    if (correlation(sums[lag], lag) > 0.5 + kRounding) continue;
+    if (correlation(lagged_sum(cells, steps, lag), lag) > 0.5) continue;
+    result.half_life = static_cast<std::int64_t>(lag);
+    return result;
   }
   return result;
 }

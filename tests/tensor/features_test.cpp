@@ -7,6 +7,8 @@
 #include <cmath>
 #include <initializer_list>
 #include <map>
+#include <numbers>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -346,6 +348,75 @@ TEST(Persistence, FindsTheAutocorrelationAndHalfLifeOfASeries) {
       EXPECT_LE(*features->along->half_life, 2) << r;
     }
   }
+}
+
+// The definition, a pass for each lag.
+std::optional<std::int64_t> half_life_of(const SparseTensor& tensor) {
+  const std::size_t steps = tensor.sizes[0];
+  const std::size_t count = tensor.sizes[1];
+  std::vector<std::vector<double>> series(count, std::vector<double>(steps, 0.0));
+  for (std::size_t i = 0; i < tensor.entries(); ++i) {
+    series[tensor.indices[1][i]][tensor.indices[0][i]] = tensor.values[i];
+  }
+  for (std::size_t lag = 1; lag <= steps / 2; ++lag) {
+    double lagged = 0;
+    double variance = 0;
+    for (const std::vector<double>& one : series) {
+      double mean = 0;
+      for (const double value : one) mean += value / static_cast<double>(steps);
+      for (std::size_t t = 0; t < steps; ++t) {
+        variance += (one[t] - mean) * (one[t] - mean);
+        if (t + lag < steps) lagged += (one[t] - mean) * (one[t + lag] - mean);
+      }
+    }
+    const double pairs = static_cast<double>(steps - lag) / static_cast<double>(steps);
+    if (lagged / pairs <= 0.5 * variance) return static_cast<std::int64_t>(lag);
+  }
+  return std::nullopt;
+}
+
+TEST(Persistence, HasTheHalfLifeThatAPassForEachLagFinds) {
+  Rng rng(8);
+  int found = 0;
+  for (int i = 0; i < 300; ++i) {
+    const auto steps = static_cast<std::uint32_t>(2 + rng.below(90));
+    const auto layers = static_cast<std::uint32_t>(1 + rng.below(5));
+    const double r = 1 - 0.3 * rng.uniform() * rng.uniform();
+    SparseTensor tensor{.sizes = {steps, layers}, .indices = {{}, {}}};
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      double x = rng.normal();
+      for (std::uint32_t t = 0; t < steps; ++t) {
+        tensor.indices[0].push_back(t);
+        tensor.indices[1].push_back(layer);
+        tensor.values.push_back(x);
+        x = r * x + std::sqrt(1 - r * r) * rng.normal();
+      }
+    }
+    const auto features = features_of(tensor, {.along = 0});
+    ASSERT_TRUE(features && features->along) << i;
+    EXPECT_EQ(features->along->half_life, half_life_of(tensor)) << i << ", " << steps << " steps";
+    found += features->along->half_life.value_or(0) > 1 ? 1 : 0;
+  }
+  EXPECT_GT(found, 100);
+}
+
+// A pass for each of 43,418 lags takes most of a minute.
+TEST(Persistence, OfALongRecordingIsFoundToo) {
+  constexpr std::uint32_t kSteps = 480000;
+  constexpr double kPeriod = 240000;
+  SparseTensor tensor{.sizes = {kSteps, 1}, .indices = {{}, {}}};
+  for (std::uint32_t t = 0; t < kSteps; ++t) {
+    tensor.indices[0].push_back(t);
+    tensor.indices[1].push_back(0);
+    tensor.values.push_back(2 + std::sin(2 * std::numbers::pi * t / kPeriod));
+  }
+  const auto features = features_of(tensor, {.along = 0});
+  ASSERT_TRUE(features && features->along && features->along->half_life);
+  // The integral of sin(wt) sin(w(t + lag)) over two periods less the lag, as a correlation.
+  const auto lag = static_cast<double>(*features->along->half_life);
+  const double angle = 2 * std::numbers::pi / kPeriod;
+  const double wanted = std::cos(angle * lag) + std::sin(angle * lag) / angle / (kSteps - lag);
+  EXPECT_NEAR(wanted, 0.5, 1e-4) << lag;
 }
 
 TEST(Persistence, OfALoadThatNeverChangesIsNoHalfLife) {
