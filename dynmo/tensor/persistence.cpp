@@ -143,10 +143,11 @@ Expected<Persistence> persistence_of(const SparseTensor& tensor, int mode) {
       variance += cells[begin + t] * cells[begin + t];
     }
   }
-  // Series that never change have a variance of rounding only.
+  // Series that never change have a variance of rounding only: the mean rounds in each step.
   double scale = 0;
   for (const double value : tensor.values) scale += value * value;
-  if (!(variance > 1e-24 * scale) || variance == 0) return result;
+  const double rounding = std::max(1e-12, static_cast<double>(steps) * 0x1p-53);
+  if (!(variance > rounding * rounding * scale) || variance == 0) return result;
   const auto correlation = [&](double sum, std::size_t lag) {
     const double pairs = static_cast<double>(steps - lag) / static_cast<double>(steps);
     return sum / pairs / variance;

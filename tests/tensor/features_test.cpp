@@ -420,18 +420,20 @@ TEST(Persistence, OfALongRecordingIsFoundToo) {
 }
 
 TEST(Persistence, OfALoadThatNeverChangesIsNoHalfLife) {
-  SparseTensor tensor{.sizes = {10, 2}, .indices = {{}, {}}};
-  for (std::uint32_t t = 0; t < 10; ++t) {
-    for (std::uint32_t layer = 0; layer < 2; ++layer) {
-      tensor.indices[0].push_back(t);
-      tensor.indices[1].push_back(layer);
-      tensor.values.push_back(0.1 * (layer + 1));
+  for (const std::uint32_t steps : {10U, 1000000U}) {
+    SparseTensor tensor{.sizes = {steps, 2}, .indices = {{}, {}}};
+    for (std::uint32_t t = 0; t < steps; ++t) {
+      for (std::uint32_t layer = 0; layer < 2; ++layer) {
+        tensor.indices[0].push_back(t);
+        tensor.indices[1].push_back(layer);
+        tensor.values.push_back(0.1 * (layer + 1));
+      }
     }
+    const auto features = features_of(tensor, {.along = 0});
+    ASSERT_TRUE(features && features->along);
+    EXPECT_EQ(features->along->autocorrelation, 0) << steps;
+    EXPECT_FALSE(features->along->half_life) << steps;
   }
-  const auto features = features_of(tensor, {.along = 0});
-  ASSERT_TRUE(features && features->along);
-  EXPECT_EQ(features->along->autocorrelation, 0);
-  EXPECT_FALSE(features->along->half_life);
 }
 
 }  // namespace
