@@ -70,7 +70,9 @@ void keep_tile(std::uint64_t key, std::uint64_t first_block, std::uint32_t thres
 }
 
 at::Tensor keep_mask(const at::Tensor& like, double p, std::uint64_t key) {
-  const auto threshold = static_cast<std::uint32_t>(std::llround(p * 0x1p32));
+  // A probability just below 1 rounds to 2^32, which has no place in the word.
+  const auto threshold =
+      static_cast<std::uint32_t>(std::min(std::llround(p * 0x1p32), 0xFFFFFFFFLL));
   if (!like.is_cpu()) {
     return kernels::fused::serves(like) ? kernels::fused::keep_mask(like, key, threshold)
                                         : kernels::generic::keep_mask(like, key, threshold);

@@ -211,6 +211,13 @@ TEST(Dropout, KeepsWhatPhiloxSaysElementByElement) {
   }
 }
 
+TEST(Dropout, OfAProbabilityJustBelowOneDropsNearlyAll) {
+  for (const double p : {1 - 0x1p-32, 1 - 0x1p-33, 1 - 0x1p-53}) {
+    const at::Tensor y = dropout(at::ones({64, 64}), p, {}, {}, 5);
+    EXPECT_EQ(y.count_nonzero().item<std::int64_t>(), 0) << 1 - p;
+  }
+}
+
 TEST(Dropout, DependsOnKeyStepMicroBatchAndSaltAlone) {
   const at::Tensor x = at::ones({64, 64});
   const auto run = [&](std::uint64_t key, std::int64_t step, int micro_batch, std::uint64_t salt) {
