@@ -25,7 +25,7 @@ class Rng {
 
   [[nodiscard]] std::uint64_t next();                      // 64 uniform bits
   [[nodiscard]] double uniform();                          // in [0, 1), 53 bits
-  [[nodiscard]] double normal();                           // mean 0, std 1 (Box-Muller)
+  [[nodiscard]] double normal();                           // Box-Muller, with the host's libm
   [[nodiscard]] std::uint64_t below(std::uint64_t bound);  // in [0, bound), unbiased; bound >= 1
 
   // Interface of a standard generator, for our own algorithms. The standard's differ between

@@ -3,8 +3,9 @@
 
 // Makes sparse tensors of given features, to plan with and to publish in place of private ones. The
 // numbers of entries, nonempty fibers and nonempty slices are exact. So are the maxima of each.
-// Coefficients of variation are met approximately. The same request gives the same bytes
-// everywhere.
+// Coefficients of variation are met approximately. The same request gives the same bytes with the
+// same math library on processors of one kind. Elsewhere log() or exp() may round otherwise, which
+// changes single numbers.
 
 #include <cstdint>
 #include <functional>
