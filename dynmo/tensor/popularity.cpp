@@ -23,6 +23,7 @@ constexpr double kFits = 2e-2;
 constexpr double kEven = 1e-3;  // largest coefficient of variation of an even load
 constexpr double kAutocorrelationFits = 0.03;
 constexpr double kUnevenFits = 1e-2;
+constexpr double kNoLasting = 1e-3;  // so small a lasting part changes nothing
 constexpr double kLeastRho = -0.999;
 
 struct Measures {
@@ -278,33 +279,9 @@ Expected<void> check(const Measures& found, const CountsRequest& request, std::s
   return {};
 }
 
-}  // namespace
-
-Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t expert) {
-  return Rng(mix_key({request.seed, 0x7e5, static_cast<std::uint64_t>(block),
-                      static_cast<std::uint64_t>(expert)}));
-}
-
-void apportion(std::vector<double>& weights, double total, double most) {
-  const std::vector<double> logs = most < 1 ? weights : std::vector<double>();
-  const double max = *std::ranges::max_element(weights);
-  for (double& weight : weights) weight = std::exp(weight - max);
-  if (most < 1) cut_down(weights, logs, most);
-  double sum = 0;
-  for (const double weight : weights) sum += weight;
-  double exact = 0;
-  double given = 0;
-  for (double& weight : weights) {
-    exact += weight / sum * total;
-    weight = std::min(std::floor(exact + 0.5), total) - given;
-    given += weight;
-  }
-  weights.back() += total - given;
-}
-
 // Returns the first fit within the tolerance, or the best one if none improves it for a while.
-Expected<Popularity> fitted(const CountsRequest& request, std::string_view series) {
-  DYNMO_ASSIGN(const Draws draws, draw_of(request, series));
+Expected<Popularity> fit(const CountsRequest& request, const Draws& draws,
+                         std::string_view series) {
   const double lasting_cv = request.lasting_cv.value_or(0);
   const auto inside = [](double cv, double lasting) {
     return std::sqrt(std::max(cv * cv - lasting * lasting, 0.0));
@@ -335,19 +312,63 @@ Expected<Popularity> fitted(const CountsRequest& request, std::string_view serie
       least = distance;
       since = 0;
     }
-    if (request.lasting_cv) {
-      now.lasting *= correction(lasting_cv, found.lasting_cv);
+    const bool leaves_more = request.drift_may_leave_more && now.lasting < kNoLasting &&
+                             found.lasting_cv > lasting_cv;
+    if (!request.lasting_cv || leaves_more) {
+      now.drifting *= correction(request.cv, found.cv);
+    } else {
       now.drifting *=
           correction(inside(request.cv, lasting_cv), inside(found.cv, found.lasting_cv));
-    } else {
-      now.drifting *= correction(request.cv, found.cv);
     }
+    if (request.lasting_cv) now.lasting *= correction(lasting_cv, found.lasting_cv);
     const double away =
         (1 - now.rho) * correction(1 - request.autocorrelation, 1 - found.autocorrelation);
     now.rho = std::clamp(1 - away, kLeastRho, 1 - 1e-7);
   }
   if (best) return *best;
   return checked.error();
+}
+
+// Returns the means of groups of four parts.
+std::vector<double> coarser(const std::vector<double>& parts) {
+  PartMeans means(parts.size() / 4, std::ssize(parts));
+  for (std::size_t i = 0; i < parts.size(); ++i) means.add(static_cast<std::int64_t>(i), parts[i]);
+  return means.means();
+}
+
+}  // namespace
+
+Rng series_of(const CountsRequest& request, std::int64_t block, std::int64_t expert) {
+  return Rng(mix_key({request.seed, 0x7e5, static_cast<std::uint64_t>(block),
+                      static_cast<std::uint64_t>(expert)}));
+}
+
+void apportion(std::vector<double>& weights, double total, double most) {
+  const std::vector<double> logs = most < 1 ? weights : std::vector<double>();
+  const double max = *std::ranges::max_element(weights);
+  for (double& weight : weights) weight = std::exp(weight - max);
+  if (most < 1) cut_down(weights, logs, most);
+  double sum = 0;
+  for (const double weight : weights) sum += weight;
+  double exact = 0;
+  double given = 0;
+  for (double& weight : weights) {
+    exact += weight / sum * total;
+    weight = std::min(std::floor(exact + 0.5), total) - given;
+    given += weight;
+  }
+  weights.back() += total - given;
+}
+
+// A profile in many parts of few counts follows chance, and corrections of it may never settle.
+Expected<Popularity> fitted(const CountsRequest& request, std::string_view series) {
+  DYNMO_ASSIGN(const Draws draws, draw_of(request, series));
+  CountsRequest now = request;
+  for (;;) {
+    Expected<Popularity> found = fit(now, draws, series);
+    if (found || (now.uneven.steps.empty() && now.uneven.rows.empty())) return found;
+    now.uneven = {.steps = coarser(now.uneven.steps), .rows = coarser(now.uneven.rows)};
+  }
 }
 
 }  // namespace dynmo::tensor

@@ -53,8 +53,8 @@ struct Popularity {
 void apportion(std::vector<double>& weights, double total, double most);
 
 // Returns the parameters whose counts have the measures of the request. If its profile of steps and
-// blocks cannot be met, they are the nearest ones found. `series` is the noun for what the counts
-// belong to.
+// blocks cannot be met, they are the nearest ones found, or those of the profile in fewer parts.
+// `series` is the noun for what the counts belong to.
 //
 // Fails with kBadInput if two measures contradict each other, and names them.
 [[nodiscard]] Expected<Popularity> fitted(const CountsRequest& request, std::string_view series);

@@ -120,6 +120,32 @@ TEST(GenerateCounts, LikeThoseOfMoreExpertsHaveALargerLargestShare) {
   EXPECT_EQ(resized(unlimited, 100, 4, 32).max_share, 1);
 }
 
+// The profile of so few counts is chance, and other draws drift by another amount.
+TEST(GenerateCounts, LikeThoseOfAShortRecordingOfFewBlocksCanBeMade) {
+  int made = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    const CountsRequest request{.steps = 52 + static_cast<std::int64_t>(seed % 3) * 10,
+                                .blocks = 1 + static_cast<std::int64_t>(seed % 2),
+                                .experts = 10,
+                                .tokens = 4000,
+                                .cv = 0.8,
+                                .autocorrelation = 0.85,
+                                .seed = seed};
+    const auto features = features_of_counts(request);
+    if (!features) continue;  // too few draws for such an autocorrelation
+    auto like = counts_request_like(*features);
+    ASSERT_TRUE(like) << seed << ": " << like.error().message;
+    like->seed = 99;
+    const auto again = features_of_counts(*like);
+    ASSERT_TRUE(again) << seed << ": " << again.error().message;
+    const double cv = features->values->all.cv;
+    EXPECT_NEAR(again->values->all.cv, cv, 0.02 * cv) << seed;
+    EXPECT_NEAR(again->along->autocorrelation, features->along->autocorrelation, 0.03) << seed;
+    ++made;
+  }
+  EXPECT_GT(made, 20);
+}
+
 // No row can be so uneven that the last block is thirty times as uneven as the others.
 TEST(GenerateCounts, WhereTheProfileCannotBeMetTheOtherFeaturesAre) {
   const CountsRequest request{.steps = 200,
