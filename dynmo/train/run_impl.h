@@ -246,9 +246,13 @@ class Run {
   // Continues from the newest step for which the ranks have all layers. These may be live, in
   // snapshots or in a checkpoint. Otherwise continues from the beginning.
   Expected<void> recover(Lane& lane, Recovery& recovery);
-  // Begins again from the newest checkpoint, of step `newest`, or from the beginning.
+  // Decides from the reports of all ranks. A listed checkpoint may be damaged, or have been on a
+  // lost host. So sets `restored` before memory is given up for it. Otherwise decides without it.
+  Expected<elastic::Decision> decide(std::vector<elastic::Report> reports,
+                                     std::optional<Restored>& restored) const;
+  // Begins again from `restored` or the newest checkpoint, or from the beginning.
   Expected<void> recover_from_files(Lane& lane, Recovery& recovery, Generation generation,
-                                    std::optional<std::int64_t> newest);
+                                    std::optional<Restored> restored);
   // Regroups the layers of `step` under a plan for the ranks that are left.
   Expected<void> recover_from_memory(Lane& lane, Recovery& recovery, std::int64_t step,
                                      Generation generation);
@@ -259,8 +263,8 @@ class Run {
   // Returns whether the first rank sees a checkpoint of the step, or any.
   Expected<bool> has_checkpoint(std::optional<std::int64_t> step = {}) const;
   Expected<void> after_step_again(Lane& lane);
-  // Begins from the newest checkpoint, or from the beginning if there is none.
-  Expected<void> begin_again(Lane& lane, Generation generation);
+  // Begins from the checkpoint, or from the beginning if there is none.
+  Expected<void> begin_again(Lane& lane, Generation generation, std::optional<Restored> restored);
   void note_loss(Lane& lane, const Passage::Lost& since, const Recovery& recovery);
   // Makes this rank print and log for the run.
   void lead();

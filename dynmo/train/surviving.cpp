@@ -244,19 +244,18 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
   elasticity_->changes().begin_again(reports.has_been_packed);
-  const int layers = static_cast<int>(run_.model().layers.size());
-  elastic::Decision decision{.origin = elastic::Origin::kInitial};
-  if (reports.have_begun) {
-    DYNMO_ASSIGN(decision, elastic::recover({.layers = layers}, reports.all));
-  }
   recovery.reached = reports.reached();
   DYNMO_TRY(losses_.note(reports.losses, recovery.why));
+  elastic::Decision decision{.origin = elastic::Origin::kInitial};
+  std::optional<Restored> restored;
+  if (reports.have_begun) {
+    DYNMO_ASSIGN(decision, decide(reports.all, restored));
+  }
   if (decision.finish) DYNMO_TRY(finish_step(lane, *decision.finish));
   if (lane.group != nullptr) passage_.leave(std::move(lane.group));
   const Generation generation = std::max(elasticity_->view().generation, reports.generation + 1);
   if (decision.origin != elastic::Origin::kMemory) {
-    return recover_from_files(lane, recovery, generation,
-                              newest < 0 ? std::nullopt : std::optional(newest));
+    return recover_from_files(lane, recovery, generation, std::move(restored));
   }
   DYNMO_TRY(recover_from_memory(lane, recovery, decision.step, generation));
   const bool asked = lane.group->pipeline().state().asked;
@@ -268,12 +267,41 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
   return {};
 }
 
+Expected<elastic::Decision> Run::decide(std::vector<elastic::Report> reports,
+                                        std::optional<Restored>& restored) const {
+  const elastic::Model model{.layers = static_cast<int>(run_.model().layers.size())};
+  DYNMO_ASSIGN(const elastic::Decision wanted, elastic::recover(model, reports));
+  if (wanted.origin != elastic::Origin::kCheckpoint) return wanted;
+  Expected<Restored> found = restore_the_same(world(), config());
+  if (!found && found.error().code != ErrorCode::kNoCheckpoint) return found.error();
+  for (elastic::Report& report : reports) {
+    report.checkpoint = found ? std::optional(found->step) : std::nullopt;
+  }
+  DYNMO_ASSIGN(const elastic::Decision decision, elastic::recover(model, reports));
+  if (!found && decision.origin != elastic::Origin::kMemory) return found.error();
+  if (!found || found->step < wanted.step) {
+    say(fmt::format(
+            "ALARM    the checkpoint of step {} cannot be used: {}", wanted.step,
+            found ? fmt::format("{}", fmt::join(found->notes, "; ")) : found.error().message),
+        LogLevel::kWarning);
+  }
+  if (found) restored = *std::move(found);
+  return decision;
+}
+
 Expected<void> Run::recover_from_files(Lane& lane, Recovery& recovery, Generation generation,
-                                       std::optional<std::int64_t> newest) {
+                                       std::optional<Restored> restored) {
+  if (!restored) {
+    DYNMO_ASSIGN(const bool resumes, has_checkpoint());
+    if (resumes) {
+      DYNMO_ASSIGN(restored, restore_the_same(world(), config()));
+    }
+  }
   passage_.state = {};
-  const Expected<void> again = begin_again(lane, generation);
+  const auto kept = restored ? std::optional(restored->step) : std::nullopt;
+  const Expected<void> again = begin_again(lane, generation, std::move(restored));
   if (!again && again.error().code == ErrorCode::kInfeasible) {
-    return too_few(recovery.why, again.error().message, newest);
+    return too_few(recovery.why, again.error().message, kept);
   }
   DYNMO_TRY(again);
   recovery.reached = std::max(recovery.reached, done_.first);  // of a resumed run
@@ -395,11 +423,12 @@ Expected<void> Run::after_step_again(Lane& lane) {
   return after_step(lane, is_there || passes);
 }
 
-Expected<void> Run::begin_again(Lane& lane, Generation generation) {
-  DYNMO_ASSIGN(const bool resumes, has_checkpoint());
-  DYNMO_ASSIGN(Start begin,
-               begin_run(world(), run_,
-                         {.host = groups_->self().host, .resumes = resumes, .after_loss = true}));
+Expected<void> Run::begin_again(Lane& lane, Generation generation,
+                                std::optional<Restored> restored) {
+  DYNMO_ASSIGN(Start begin, begin_run(world(), run_,
+                                      {.host = groups_->self().host,
+                                       .after_loss = true,
+                                       .restored = std::move(restored)}));
   Generation& number = begin.first.plan.generation;
   number = std::max(number, generation);
   if (!lane.log) {

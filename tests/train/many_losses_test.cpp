@@ -6,10 +6,13 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
+#include <list>
 #include <mutex>
 #include <set>
 #include <sstream>
 
+#include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
 #include "dynmo/core/json.h"
 #include "dynmo/dynamism/load_log.h"
@@ -20,6 +23,7 @@
 #include "tests/support/samples.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/elastic_run.h"
+#include "tests/train/survival_points.h"
 
 namespace dynmo::train::testing {
 namespace {
@@ -145,6 +149,61 @@ TEST(ManyLosses, TheSummaryTellsOfTheWholeRunWhoeverLed) {
   const auto traffic = observe::read_traffic(own.traffic());
   ASSERT_TRUE(traffic) << traffic.error().message;
   EXPECT_GE(std::ssize(*traffic), losses);
+}
+
+// Damages the newest checkpoint: one byte of a layer.
+void damage(const std::filesystem::path& checkpoint) {
+  const auto path = checkpoint / checkpoint::layer_file_name(LayerId(1));
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const char last = static_cast<char>(file.get());
+  file.seekp(-1, std::ios::end);
+  file.put(static_cast<char>(~last));
+  EXPECT_TRUE(file.good());
+}
+
+// The newest checkpoint is newer than the snapshot, but it cannot be read.
+TEST(ManyLosses, ADamagedCheckpointDoesNotCostTheSnapshot) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens", kVocabulary);
+  TrainOptions options = options_of(folder.path(), 40);
+  options.config.checkpoint.every = 20;
+  options.config.elastic.snapshot_cost = 0.0001;  // none after the second, before step 1
+  TrainOptions twin = options;
+  twin.config.run.directory = (folder.path() / "twin").string();
+  twin.config.balance.enabled = false;
+  const auto trained = train_twin(twin, 2);
+  ASSERT_TRUE(trained) << trained.error().message;
+
+  const observe::RunFolder own(options.config.run.directory);
+  std::list<Watcher> watchers;  // with them a checkpoint is on the disk after some steps
+  std::atomic<bool> dies{false};
+  ElasticCase what{.options = options, .ranks = 3};
+  what.watch = [&](HubGroups& groups) {
+    Watcher& watcher = watchers.emplace_back(groups, std::vector<Cell>{}, folder.path() / "job");
+    HubGroups::Spy spy = watcher.spy();
+    if (groups.self().id.value == 2) {
+      spy.at = [&](Moment moment) {
+        if (moment == Moment::kAsks && dies) groups.die("it was killed");
+      };
+    }
+    groups.tell(std::move(spy));
+  };
+  what.between = [&](std::int64_t, ElasticRun&) {
+    const auto found = checkpoint::list_checkpoints(own.checkpoints());
+    if (!found || found->empty() || dies) return;
+    damage(found->front().path);
+    dies = true;
+  };
+  ElasticRun run(what);
+  const auto done = run.run();
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_NE(run.story().find("the checkpoint of step 20 cannot be used"), std::string::npos)
+      << run.story();
+  const auto events = read_file(own.events());
+  ASSERT_TRUE(events);
+  EXPECT_NE(events->find(R"("from":"snapshot")"), std::string::npos) << *events;
+  expect_as_twin_after_losses(own.root(), twin.config.run.directory, /*unfinished=*/0);
 }
 
 // A run that is resumed sums up what came before, too.

@@ -45,8 +45,8 @@ transport::Host host_of_rank(const std::string& name, const TrainOptions::RankDe
   return host;
 }
 
-// Restores the newest checkpoint, the same on all ranks. On shared storage some of them may see a
-// new checkpoint later, or fail to read one of its files. Then all try again before they give up.
+}  // namespace
+
 Expected<Restored> restore_the_same(transport::Transport& group, const config::Config& config) {
   constexpr int kTries = 5;
   constexpr std::chrono::milliseconds kPause{500};
@@ -76,8 +76,6 @@ Expected<Restored> restore_the_same(transport::Transport& group, const config::C
   }
 }
 
-}  // namespace
-
 Bytes planned_memory(const TrainOptions::RankDevice& device) {
   constexpr std::int64_t kPercent = 92;
   return device.memory == cost::kUnlimitedMemory ? device.memory
@@ -97,8 +95,11 @@ Expected<Start> begin_run(transport::Transport& group, const ResolvedRun& run,
   const config::Config& config = run.config();
   Start start;
   auto& notes = start.notes;
-  if (beginning.resumes) {
+  start.restored = beginning.restored;
+  if (beginning.resumes && !start.restored) {
     DYNMO_ASSIGN(start.restored, restore_the_same(group, config));
+  }
+  if (start.restored) {
     notes = start.restored->notes;
     notes.push_back(fmt::format("resume   step {} of {}, from {}", start.restored->step,
                                 config.train.steps, start.restored->checkpoint.path.string()));

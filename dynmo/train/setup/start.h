@@ -49,6 +49,12 @@ struct Start {
   [[nodiscard]] std::int64_t step() const { return restored ? restored->step : 0; }
 };
 
+// Restores the newest checkpoint that verifies, the same on all ranks of the group, which call it.
+// On shared storage some of them may see a new checkpoint later, or fail to read one of its files.
+// Then all try again before they give up. Returns kNoCheckpoint, on all ranks, if there is none.
+[[nodiscard]] Expected<Restored> restore_the_same(transport::Transport& group,
+                                                  const config::Config& config);
+
 // Returns the part of a device's memory that plans may fill. The rest is for the driver's context,
 // workspaces of libraries, and gaps between tensors.
 [[nodiscard]] Bytes planned_memory(const TrainOptions::RankDevice& device);
@@ -64,6 +70,7 @@ struct Beginning {
   std::string host = {};    // this rank's name in plans; empty: the machine's
   bool resumes = false;     // with the newest checkpoint
   bool after_loss = false;  // a pipeline.cut for another number of ranks does not count
+  std::optional<Restored> restored = {};  // a checkpoint that all ranks have restored already
 };
 
 // Begins a run. All ranks of its group call it. Restores a checkpoint if the run is resumed.
