@@ -34,19 +34,25 @@ Expected<void> Losses::check_respawn() const {
       "ranks: whoever has (torchrun, srun) starts others with --join or --resume auto");
 }
 
-Losses::Counts Losses::with_another(const std::vector<Counts>& known, std::int64_t reached) {
-  Counts all;
-  for (const Counts& theirs : known) {
-    for (const auto& [step, times] : theirs) all[step] = std::max(all[step], times);
+Losses::Known Losses::with_another(const std::vector<Known>& known, std::int64_t reached) {
+  Known all;
+  for (const Known& theirs : known) {
+    for (const auto& [step, times] : theirs.counts) {
+      all.counts[step] = std::max(all.counts[step], times);
+    }
+    all.begun = std::max(all.begun, theirs.begun);
+    all.counted = std::max(all.counted, theirs.counted);
   }
-  all.erase(all.begin(), all.lower_bound(reached));  // steps that the run has done since
-  ++all[reached];
+  // Without the steps that the run has done since.
+  all.counts.erase(all.counts.begin(), all.counts.lower_bound(reached));
+  if (all.begun > all.counted) ++all.counts[reached];
+  all.counted = all.begun;
   return all;
 }
 
-Expected<void> Losses::note(Counts now, const Error& why) {
-  counts_ = std::move(now);
-  for (const auto& [step, times] : counts_) {
+Expected<void> Losses::note(Known now, const Error& why) {
+  known_ = std::move(now);
+  for (const auto& [step, times] : known_.counts) {
     if (times < kMaxLosses) continue;
     const std::string begin = fmt::format("step {} was lost {} times, at last: ", step, times);
     // Another rank may have ended by this error, and was then lost here.
@@ -57,7 +63,8 @@ Expected<void> Losses::note(Counts now, const Error& why) {
 }
 
 bool Losses::too_many() const {
-  return std::ranges::any_of(counts_, [](const auto& each) { return each.second >= kMaxLosses; });
+  return std::ranges::any_of(known_.counts,
+                             [](const auto& each) { return each.second >= kMaxLosses; });
 }
 
 void Losses::will_respawn(int ranks) {

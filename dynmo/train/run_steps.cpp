@@ -38,7 +38,10 @@ Expected<void> Run::advance_all() {
   DYNMO_ASSIGN(group_.clocks, read_clocks());
   for (std::int64_t step = done_.first; step < config().train.steps; ++step) {
     bool asked = false;
-    if (elasticity_) DYNMO_TRY(take_snapshot(lanes_.front(), step));
+    if (elasticity_) {
+      losses_.begin_step(elasticity_->view().generation);
+      DYNMO_TRY(take_snapshot(lanes_.front(), step));
+    }
     for (Lane& lane : lanes_) {
       DYNMO_ASSIGN(const bool one, advance(lane));
       asked = asked || one;

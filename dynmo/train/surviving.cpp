@@ -54,7 +54,7 @@ struct Reports {
   bool have_begun = true;     // all of them: each has a plan, layers and a log
   bool whole = false;         // one has found all that the run leaves
   bool has_been_packed = false;
-  Losses::Counts losses;  // this one is among them
+  Losses::Known losses;  // this one is among them
 
   [[nodiscard]] std::int64_t reached() const {
     return std::ranges::max(all, {}, &elastic::Report::step).step;
@@ -93,7 +93,7 @@ struct Own {
   bool complete = false;         // gradients of a step that lacks its update
   bool has_been_packed = false;  // SizeChanges::has_been_packed()
   std::int64_t checkpoint = -1;  // the newest one's step
-  Losses::Counts losses;         // before this one
+  Losses::Known losses;          // before this one
 };
 
 Expected<Reports> gather_reports(transport::Transport& group, const runtime::RankState& state,
@@ -108,12 +108,14 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
       {"updated", state.last_exchange.has_value()},
       {"holds", runtime::to_json(runtime::holdings_of(state))},
       {"checkpoint", own.checkpoint},
-      {"losses", own.losses},
+      {"losses", own.losses.counts},
+      {"begun_in", own.losses.begun},
+      {"counted_in", own.losses.counted},
       {"validated", to_json(validated.value_or(observe::RunHistory::Validation{.step = -1}))}};
   const std::string origin = "what a rank has after a loss";
   DYNMO_ASSIGN(const auto values, transport::gather_json(group, tag(), mine, origin));
   Reports reports;
-  std::vector<Losses::Counts> losses;
+  std::vector<Losses::Known> losses;
   for (const Json& json : values) {
     JsonObject object(json, origin);
     object.ignore("holds");
@@ -127,7 +129,9 @@ Expected<Reports> gather_reports(transport::Transport& group, const runtime::Ran
     if (object.boolean("updated")) report.updated = {.step = report.step - 1};
     if (const auto at = object.integer("checkpoint"); at >= 0) report.checkpoint = at;
     reports.validated.push_back(validation_of(json.at("validated")));
-    losses.push_back(json.value("losses", Losses::Counts()));
+    losses.push_back({.counts = json.value("losses", Losses::Counts()),
+                      .begun = object.integer("begun_in"),
+                      .counted = object.integer("counted_in")});
     DYNMO_ASSIGN(const runtime::Holdings holdings,
                  runtime::parse_holdings(json.value("holds", Json())));
     for (const auto& layer : holdings.layers) report.holdings.push_back(layer.copy);
@@ -239,7 +243,7 @@ Expected<void> Run::recover(Lane& lane, Recovery& recovery) {
                                .complete = complete,
                                .has_been_packed = elasticity_->changes().has_been_packed(),
                                .checkpoint = newest,
-                               .losses = losses_.counts()}));
+                               .losses = losses_.known()}));
   recovery.end_phase("report");
   recovery.whole = reports.whole;
   if (recovery.whole) return {};
@@ -339,6 +343,8 @@ Expected<void> Run::recover_from_memory(Lane& lane, Recovery& recovery, std::int
     return too_few(recovery.why, fault, kept);
   }
   recovery.decision = std::move(after.decision);
+  // Sources are asked again: this begins the step.
+  if (lane.group->pipeline().state().asked) losses_.begin_step(view.generation);
   DYNMO_TRY(lane.group->go_on());
   recovery.end_phase("regroup");
   return {};
@@ -420,6 +426,7 @@ Expected<void> Run::after_step_again(Lane& lane) {
             step),
         LogLevel::kWarning);
   }
+  losses_.begin_step(elasticity_->view().generation);  // part of one is repeated
   return after_step(lane, is_there || passes);
 }
 

@@ -4,13 +4,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "dynmo/checkpoint/checkpoint.h"
 #include "dynmo/core/files.h"
@@ -149,6 +152,64 @@ TEST(ManyLosses, TheSummaryTellsOfTheWholeRunWhoeverLed) {
   const auto traffic = observe::read_traffic(own.traffic());
   ASSERT_TRUE(traffic) << traffic.error().message;
   EXPECT_GE(std::ssize(*traffic), losses);
+}
+
+// A rack fails: each loss is noticed in the recovery from the one before.
+TEST(ManyLosses, InOneRecoveryAreNoStepThatIsLostManyTimes) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens", kVocabulary);
+  const TrainOptions options = options_of(folder.path(), 20);
+  TrainOptions twin = options;
+  twin.config.run.directory = (folder.path() / "twin").string();
+  twin.config.balance.enabled = false;
+  const auto trained = train_twin(twin, 2);
+  ASSERT_TRUE(trained) << trained.error().message;
+
+  std::atomic<bool> fails{false};
+  std::array<std::atomic<int>, 5> reported{};  // ranks, by recovery
+  ElasticCase what{.options = options, .ranks = 8};
+  what.watch = [&](HubGroups& groups) {
+    const int number = static_cast<int>(groups.self().id.value) - 1;
+    const auto met = std::make_shared<int>(0);
+    // Before the next group is measured, when all have reported what they have: 5 in the first
+    // recovery, then 3, then 1. Others have copies of their layers.
+    const auto measures = [&, number, met] {
+      ++reported.at(static_cast<std::size_t>(*met));
+      if (number % 2 == 0 || number + 2 * *met != 7) return;
+      while (reported.at(static_cast<std::size_t>(*met)) < 8 - *met) std::this_thread::yield();
+      groups.die("its rack has no power");
+    };
+    const Tag hosts = transport::control_tag(Control::kHosts);
+    groups.tell({.faults =
+                     [=](const transport::Transport&, Origin origin, bool&) {
+                       std::vector<Fault> faults;
+                       if (origin == Origin::kLoss) {
+                         faults.push_back({.kind = Fault::Kind::kCall,
+                                           .first_tag = hosts,
+                                           .last_tag = hosts,
+                                           .call = measures});
+                       }
+                       return faults;
+                     },
+                 .at =
+                     [&, number, met](Moment moment) {
+                       if (moment == Moment::kMet) ++*met;
+                       if (moment != Moment::kAsks || number != 7 || !fails) return;
+                       groups.die("its rack has no power");
+                     }});
+  };
+  what.between = [&](std::int64_t done, ElasticRun&) { fails = fails || done == 7; };
+  ElasticRun run(what);
+  const auto done = run.run();
+  ASSERT_TRUE(done) << done.error().message;
+  const std::string& story = run.story();
+  EXPECT_EQ(story.find(": on with "), story.rfind(": on with ")) << "one recovery\n" << story;
+  const auto ended = run.ended();
+  for (std::size_t rank = 0; rank < ended.size(); ++rank) {
+    EXPECT_EQ(ended[rank].lost, rank % 2 == 1) << "rank " << rank << "\n" << run.story();
+    EXPECT_TRUE(ended[rank].lost || ended[rank].done) << run.story();
+  }
+  expect_as_twin_after_losses(options.config.run.directory, twin.config.run.directory, 2);
 }
 
 // Damages the newest checkpoint: one byte of a layer.
