@@ -227,9 +227,18 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
     return std::move(result);
   }
   const elastic::View before = std::exchange(view_, attempt.view);
-  if (attempt.leader != nullptr) DYNMO_TRY(confirm(attempt.change));
-  if (attempt.leader != nullptr) attempt.leader->dismiss_admitted();
   const std::string text = fmt::format("before step {}: {}", attempt.step, line);
+  const bool leads_now = attempt.next_leader != nullptr;
+  if (leads_now) leader = std::move(attempt.next_leader);
+  if (leader != nullptr) {
+    // Those that left are released also if a loss interrupts the rest.
+    const int joined = static_cast<int>(std::ssize(attempt.change.newcomers));
+    leader->note_change(before, view_, joined, text);
+  }
+  if (attempt.leader != nullptr) {
+    DYNMO_TRY(confirm(attempt.change));
+    attempt.leader->dismiss_admitted();
+  }
   elastic::BoundaryEvents events = {{.kind = "size",
                                      .line = line,
                                      .json = {{"why", attempt.change.why},
@@ -237,27 +246,19 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
                                               {"ranks", elastic::numbers_of(view_)},
                                               {"seconds", result.pause_s},
                                               {"plan", plan::to_json(attempt.plan)}}}};
-  if (attempt.next_leader != nullptr) {
-    leader = std::move(attempt.next_leader);
-    if (!published) {
-      const elastic::JobFile& at = leader->endpoint();
-      events.push_back({.line = fmt::format("{}: this rank leads all the same, at {}:{}, and "
-                                            "tries again before each step",
-                                            published.error().message, at.address, at.port)});
-    }
-  } else {
-    // (The client of a leader that has left was answered by it.)
+  if (!leads_now) {  // the client of a leader that has left was answered by it
     events.front().client = attempt.change.client;
     events.front().reply = elastic::done(text);
+  } else if (!published) {
+    const elastic::JobFile& at = leader->endpoint();
+    events.push_back({.line = fmt::format("{}: this rank leads all the same, at {}:{}, and tries "
+                                          "again before each step",
+                                          published.error().message, at.address, at.port)});
   }
   events.insert(events.end(), result.events.begin(), result.events.end());
   result.events = std::move(events);
   result.group = std::move(passage_.next);
-  if (leader != nullptr) {
-    const int joined = static_cast<int>(std::ssize(attempt.change.newcomers));
-    leader->note_change(before, view_, joined, text);
-    leader->set_group(view_, result.group->pipeline().plan());
-  }
+  if (leader != nullptr) leader->set_group(view_, result.group->pipeline().plan());
   return std::move(result);
 }
 
