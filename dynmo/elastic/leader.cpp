@@ -149,9 +149,9 @@ void Leader::grow(const ClientRequest& request) {
                      .until = std::chrono::steady_clock::now() + kGrowTime};
 }
 
-BoundaryEvents Leader::poll() {
+BoundaryEvents Leader::poll(Hooks next) {
   BoundaryEvents events;
-  append(releases_->poll(), events);
+  append(releases_->poll(next), events);
   if (unpublished_ && publish()) {
     events.push_back({.line = "job.json and secret are written: clients find the leader again"});
   }

@@ -63,7 +63,11 @@ class Leader {
   void take_requests(RankRequest& mine);
   // Returns the news of hooks, of ranks that were started, of files that could not be written,
   // and of clients that could not be served.
-  [[nodiscard]] BoundaryEvents poll();
+  [[nodiscard]] BoundaryEvents poll(Hooks next = Hooks::kCall);
+  // Returns whether a hook runs. The next leader could not know its outcome.
+  [[nodiscard]] bool runs_hook() const { return releases_->runs_hook(); }
+  // Stops a hook that has run for kLastHooks, because this process must leave soon.
+  void hurry_hook() { releases_->limit_hook(kLastHooks); }
   void answer(process::ClientId client, const Reply& reply) { service_->answer(client, reply); }
   // Adds clients that wait for a checkpoint, which answer_checkpoints() answers.
   void wait_for_checkpoint(const std::vector<process::ClientId>& clients);

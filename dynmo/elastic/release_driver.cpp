@@ -72,11 +72,15 @@ void ReleaseDriver::set_running(std::vector<Member> ranks) {
   releases_.set_running(std::move(ranks));
 }
 
-std::vector<ReleaseNews> ReleaseDriver::poll() {
+std::vector<ReleaseNews> ReleaseDriver::poll(Hooks next) {
   std::vector<ReleaseNews> news;
   if (const auto result = runner_.poll()) note(*result, news);
-  call_next(news);
+  if (next == Hooks::kCall) call_next(news);
   return news;
+}
+
+void ReleaseDriver::limit_hook(milliseconds longest) {
+  if (runs_hook() && Clock::now() - called_ >= longest) runner_.stop();
 }
 
 void ReleaseDriver::call_next(std::vector<ReleaseNews>& news) {
@@ -87,6 +91,7 @@ void ReleaseDriver::call_next(std::vector<ReleaseNews>& news) {
                      .limit = options_.timeout,
                      .grace = kStopGrace});
       current_ = std::move(release);
+      called_ = Clock::now();
       return;
     }
     const ReleaseOutcome outcome = releases_.ended(kHookDone, Clock::now());

@@ -7,6 +7,7 @@
 //   release(ended, kept)   after a change of generation that left ranks out, once they have ended
 //   set_running(ranks)     after a change in which ranks joined or were lost
 //   poll()                 at every step boundary; does not block
+//   limit_hook(longest)    before another process calls the hooks, until runs_hook() is false
 //   finish(at_most)        when the run ends
 //
 // Every result of a hook, including hangs and failures, becomes a line for the user.
@@ -37,6 +38,8 @@ struct ReleaseNews {
   std::string line;  // ASCII, without a line end
 };
 
+enum class Hooks { kCall, kHold };
+
 // Runs the hooks. One thread uses it.
 class ReleaseDriver {
  public:
@@ -47,12 +50,17 @@ class ReleaseDriver {
   void release(std::vector<Member> ended, std::vector<Member> kept);
   void set_running(std::vector<Member> ranks);
 
-  [[nodiscard]] std::vector<ReleaseNews> poll();
+  // Returns the news of the hook that runs. With kHold it calls no other one.
+  [[nodiscard]] std::vector<ReleaseNews> poll(Hooks next = Hooks::kCall);
   // Calls the hooks of releases that have had no call yet, one after another. Parks releases that
   // wait for another call. Stops, and stops the current hook, when `at_most` has passed or `hurry`,
   // called at intervals, returns true.
   [[nodiscard]] std::vector<ReleaseNews> finish(std::chrono::milliseconds at_most,
                                                 const std::function<bool()>& hurry = {});
+
+  [[nodiscard]] bool runs_hook() const { return runner_.is_running(); }
+  // Stops a hook that has run for `longest`. Its release is parked when poll() returns its end.
+  void limit_hook(std::chrono::milliseconds longest);
 
   // Makes the parked releases wait for a call of their hooks again. Returns their number.
   int try_again() { return releases_.try_again(std::chrono::steady_clock::now()); }
@@ -72,6 +80,7 @@ class ReleaseDriver {
   ReleaseOptions options_;
   Releases releases_;
   std::optional<Release> current_;  // release whose hook runs
+  Releases::Time called_ = {};      // time of that call
   process::HookRunner runner_;
 };
 

@@ -102,6 +102,8 @@ class SizeChanges {
     deferred_ = std::move(change);
   }
 
+  [[nodiscard]] bool defers() const { return deferred_.has_value(); }
+
   // Returns what later decisions depend on, so that a rank that joins decides like the others.
   // Requires that no change is deferred.
   [[nodiscard]] Json state() const;

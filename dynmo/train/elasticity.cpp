@@ -116,7 +116,9 @@ void Elasticity::answer_checkpoints(const GroupRun& group) {
 
 Expected<elastic::BoundaryDecision> Elasticity::next(GroupRun& group, bool asked) {
   answer_checkpoints(group);
-  if (leads()) add(leader_->poll());
+  // (A change that waits may wait for the hook that runs.)
+  if (leads())
+    add(leader_->poll(changes_.defers() ? elastic::Hooks::kHold : elastic::Hooks::kCall));
   std::vector<elastic::RankRequest> requests;
   if (asked) {
     elastic::RankRequest mine{.leave = groups_.asked_to_leave()};
@@ -145,6 +147,21 @@ Expected<elastic::BoundaryDecision> Elasticity::next(GroupRun& group, bool asked
   }
   if (leads()) leader_->wait_for_checkpoint(decision.wait_for_checkpoint);
   return decision;
+}
+
+Expected<bool> Elasticity::waits_for_hook(const elastic::SizeChange& change) {
+  if (change.kept.front() == Rank(0)) return false;
+  if (leads() && groups_.asked_to_leave()) leader_->hurry_hook();
+  DYNMO_ASSIGN(const Json runs,
+               transport::first_json(
+                   groups_.group(), transport::control_tag(transport::Control::kSize),
+                   Json(leads() && leader_->runs_hook()), "whether a hook of the leader runs"));
+  if (runs != Json(true)) return false;
+  if (change.waited == 0) {
+    events_.push_back({.line = fmt::format("waits for the hook under way: {}", change.why)});
+  }
+  changes_.defer(change);
+  return true;
 }
 
 Expected<bool> Elasticity::prepare(const elastic::SizeChange& change, GroupRun& group) {

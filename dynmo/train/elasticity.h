@@ -60,6 +60,9 @@ class Elasticity {
   // Returns the action before the next step. `asked` is true if asks() was true on a rank.
   [[nodiscard]] Expected<elastic::BoundaryDecision> next(GroupRun& group, bool asked);
   void defer(elastic::SizeChange change) { changes_.defer(std::move(change)); }
+  // Defers a change by which the leader leaves while one of its hooks runs, and returns true. The
+  // hook's release would be lost with it. Meanwhile no other hook is called.
+  [[nodiscard]] Expected<bool> waits_for_hook(const elastic::SizeChange& change);
   // Answers clients that wait for a checkpoint, unless one is in progress.
   void answer_checkpoints(const GroupRun& group);
   // Moves all layers away from the ranks that leave. Returns false if that is impossible, and then

@@ -203,6 +203,8 @@ Expected<bool> Run::change_size(Lane& lane, bool asked) {
     return say_stopped(why);
   }
   if (!decision.change) return true;
+  DYNMO_ASSIGN(const bool hooks, elasticity_->waits_for_hook(*decision.change));
+  if (hooks) return true;
   DYNMO_ASSIGN(const bool waits, waits_for_checkpoint(lane, *decision.change));
   if (waits) return true;
   elasticity_->answer_checkpoints(*lane.group);  // another rank would not know its client

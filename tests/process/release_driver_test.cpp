@@ -122,6 +122,35 @@ TEST(ReleaseDriver, ParksWhatIsNeverNow) {
   EXPECT_EQ(driven->parked()[0].calls, 3);
 }
 
+// Before another process calls the hooks: the one that runs ends, and no other begins.
+TEST(ReleaseDriver, HoldsTheHooksThatHaveNotBegun) {
+  Driven driven("exit 0");
+  driven.release();
+  driven.note(driven->poll());
+  driven.release();
+  while (driven->runs_hook()) driven.note(driven->poll(Hooks::kHold));
+  EXPECT_EQ(driven.outcomes, Outcomes{kDone});
+  EXPECT_TRUE(driven->poll(Hooks::kHold).empty());
+  EXPECT_FALSE(driven->runs_hook());
+  EXPECT_EQ(driven->open().waiting.size(), 1U);
+  driven.poll_until_idle();
+  EXPECT_EQ(driven.outcomes, (Outcomes{kDone, kDone}));
+}
+
+TEST(ReleaseDriver, ParksAHookThatRunsTooLongForAProcessThatLeaves) {
+  Driven driven("sleep 1000");
+  driven->limit_hook(milliseconds(0));  // none runs
+  driven.release();
+  driven.note(driven->poll());
+  driven->limit_hook(minutes(60));
+  EXPECT_TRUE(driven->poll(Hooks::kHold).empty());
+  driven->limit_hook(milliseconds(0));
+  while (driven->runs_hook()) driven.note(driven->poll(Hooks::kHold));
+  EXPECT_EQ(driven.outcomes, Outcomes{kParked});
+  EXPECT_NE(driven.lines[0].find("it was stopped"), std::string::npos) << driven.lines[0];
+  EXPECT_EQ(driven->open().parked.size(), 1U);
+}
+
 TEST(ReleaseDriver, ParksEveryOtherFailureInOneLine) {
   Driven driven("echo first; echo 'no rights' >&2; exit 77");
   driven.release();

@@ -72,6 +72,21 @@ class ElasticProcesses(ElasticCase):
         self.assertIn("it was stopped", self.ended(process, code=130))
         self.assert_nothing_left("waits", hook)
 
+    def test_a_leader_leaves_after_the_hook_that_it_has_called(self):
+        hook = self.folder / "slow"
+        hook.write_text("#!/bin/sh\necho begin $DYNMO_RELEASE >> \"$DYNMO_RUN/told\"\nsleep 2\necho end $DYNMO_RELEASE >> \"$DYNMO_RUN/told\"\n")
+        hook.chmod(0o755)
+        run = self.folder / "after"
+        process = self.start("after", 4, f"elastic.release_command={hook}")
+        for number in ("3", "0"):  # the hook of the first runs
+            self.done("after", "drain", number)
+        self.assertEqual([(event["number"], event["outcome"]) for event in events(run, "release")], [(1, "done")])
+        self.done("after", "drain", "1")
+        self.until(process, lambda: len(events(run, "release")) == 3)
+        self.assertEqual((run / "told").read_text().split("\n")[:-1], [f"{what} {number}" for number in (1, 2, 3) for what in ("begin", "end")])
+        self.assertEqual([event["outcome"] for event in events(run, "release")], ["done"] * 3)
+        self.stopped("after", process)
+
     def test_signals_leave_neither_hooks_nor_files(self):
         for name, signals in (("int", [signal.SIGINT]), ("hup", [signal.SIGHUP]), ("term", [signal.SIGTERM, signal.SIGTERM])):
             with self.subTest(name):
