@@ -90,6 +90,8 @@ class Elasticity {
   // Returns the members of the current group.
   [[nodiscard]] const elastic::View& view() const { return regrouping_.view(); }
   [[nodiscard]] elastic::Member self() const;
+  // Returns the highest generation of an intended group.
+  [[nodiscard]] Generation tried() const { return regrouping_.tried(); }
 
  private:
   void add(elastic::BoundaryEvents events);

@@ -61,6 +61,8 @@ class Regrouping {
 
   // Returns the members of the current group.
   [[nodiscard]] const elastic::View& view() const { return view_; }
+  // Returns the highest generation of an intended group, which no other group may have.
+  [[nodiscard]] Generation tried() const { return tried_; }
   // Returns true from the time this rank votes for the next group until it knows that all did.
   [[nodiscard]] bool is_taking() const { return taking_; }
 
@@ -111,7 +113,7 @@ class Regrouping {
   Passage& passage_;
   elastic::View view_;
   bool taking_ = false;
-  Generation tried_ = 0;  // highest number of an intended group
+  Generation tried_ = 0;
 };
 
 }  // namespace dynmo::train

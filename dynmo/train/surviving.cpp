@@ -183,7 +183,7 @@ bool Run::is_whole() const {
 Expected<elastic::Survival> Run::meet_survivors(const elastic::View& before, const Error& why) {
   group_.alone = true;
   auto met = groups_->survive({.before = before,
-                               .generation = done_.generation,
+                               .generation = std::max(done_.generation, elasticity_->tried()),
                                .replicas = static_cast<int>(config().pipeline.replicas),
                                .why = why,
                                .needs_nobody = [this] { return is_whole(); }});

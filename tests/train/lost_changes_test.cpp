@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "dynmo/core/files.h"
@@ -76,6 +77,32 @@ TEST(LostChanges, WhatHasLeftIsReleasedThoughTheNewcomerIsLost) {
   EXPECT_NE(run.story().find("its network has failed: on with ranks 0, 2"), std::string::npos)
       << run.story();
   EXPECT_NE(run.story().find("release 1: rank 1"), std::string::npos) << run.story();
+}
+
+// The generation of a group that never was is not that of the survivors' group.
+TEST(LostChanges, TheSurvivorsGroupHasANumberOfItsOwn) {
+  const TempFolder folder;
+  write_tokens(folder.path() / "tokens", kVocabulary);
+  std::map<int, std::vector<Moment>> met;
+  ElasticCase what{.options = options_of(folder.path()), .ranks = 3};
+  what.watch = [&](HubGroups& groups) {
+    const int number = static_cast<int>(groups.self().id.value) - 1;
+    std::vector<Moment>& mine = met[number];
+    groups.tell({.at = [&groups, &mine, number](Moment moment) {
+      if (moment == Moment::kMeets || moment == Moment::kMet) mine.push_back(moment);
+      if (moment == Moment::kForms && number == 2) groups.die("it was killed");
+    }});
+  };
+  what.between = [&](std::int64_t, ElasticRun& run) {
+    if (met.size() == 3) run.add_newcomer();
+  };
+  ElasticRun run(what);
+  const auto done = run.run();
+  ASSERT_TRUE(done) << done.error().message;
+  for (const int number : {0, 1}) {
+    const std::vector<Moment> once = {Moment::kMeets, Moment::kMet};
+    EXPECT_EQ(met[number], once) << "rank " << number << "\n" << run.story();
+  }
 }
 
 }  // namespace
