@@ -243,8 +243,7 @@ Expected<tensor::CountsRequest> counts_request(const GenFlags& flags) {
                      tensor::counts_request_like, request));
   tensor::CountsRequest scaled = request;
   DYNMO_TRY(scale_sizes(
-      flags,
-      {{"steps", &scaled.steps}, {"blocks", &scaled.blocks}, {"experts", &scaled.experts}}));
+      flags, {{"steps", &scaled.steps}, {"blocks", &scaled.blocks}, {"experts", &scaled.experts}}));
   if (flags.like.empty()) return scaled;
   return tensor::resized(request, scaled.steps, scaled.blocks, scaled.experts);
 }

@@ -58,8 +58,8 @@ struct CountsRequest {
   std::optional<double> lasting_cv = {};
   // Accepts that drift leaves more than lasting_cv. Otherwise that is an error.
   bool drift_may_leave_more = false;
-  // Correlation of an expert's counts in two adjacent steps, above -1 and below 1. Counts that never
-  // change (cv is 0 or lasting_cv) have none.
+  // Correlation of an expert's counts in two adjacent steps, above -1 and below 1. Counts that
+  // never change (cv is 0 or lasting_cv) have none.
   double autocorrelation = 0;
   // The largest share of a block's tokens that one expert has. It is a half if each token goes to
   // two experts.

@@ -13,7 +13,7 @@
 namespace dynmo::tensor {
 namespace {
 
-constexpr std::size_t kTextPiece = std::size_t{1} << 20;  // of text
+constexpr std::size_t kTextPiece = std::size_t{1} << 20;    // of text
 constexpr std::int64_t kMaxSeries = std::int64_t{1} << 24;  // one for each expert of each block
 constexpr std::uint64_t kTicks = std::uint64_t{1}
                                  << 40;  // that the time of a step is shared out in

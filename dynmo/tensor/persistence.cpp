@@ -104,8 +104,8 @@ std::vector<double> lagged_sums(const std::vector<double>& cells, std::size_t st
   const std::size_t n = std::bit_ceil(steps + most);
   std::vector<std::complex<double>> roots(n / 2);
   for (std::size_t k = 0; k < roots.size(); ++k) {
-    roots[k] = std::polar(1.0, -2 * std::numbers::pi * static_cast<double>(k) /
-                                   static_cast<double>(n));
+    roots[k] =
+        std::polar(1.0, -2 * std::numbers::pi * static_cast<double>(k) / static_cast<double>(n));
   }
   std::vector<std::complex<double>> values;
   std::vector<double> power(n, 0.0);

@@ -14,13 +14,14 @@ namespace dynmo::tensor {
 namespace {
 
 constexpr std::int64_t kSample = std::int64_t{1} << 21;  // counts that the fit measures, in blocks
-constexpr std::int64_t kMaxBlock = std::int64_t{1} << 26;  // counts of a block, which is not divided
+constexpr std::int64_t kMaxBlock = std::int64_t{1}
+                                   << 26;  // counts of a block, which is not divided
 constexpr int kMaxCorrections = 60;
 constexpr int kPatience = 10;     // the fit ends if so many corrections
 constexpr double kNearer = 0.99;  // do not reduce the distance by this factor
 constexpr double kClose = 2e-3;   // relative tolerance
 constexpr double kFits = 2e-2;
-constexpr double kEven = 1e-3;  // largest coefficient of variation of an even load
+constexpr double kEvenCv = 1e-3;  // largest coefficient of variation of an even load
 constexpr double kAutocorrelationFits = 0.03;
 constexpr double kUnevenFits = 1e-2;
 constexpr double kNoLasting = 1e-3;  // so small a lasting part changes nothing
@@ -255,7 +256,7 @@ double least_cv(const CountsRequest& request) {
 // Returns kBadInput if a measure is too far from the request. The error names the two requests that
 // contradict each other. `series` is the noun of what is counted.
 Expected<void> check(const Measures& found, const CountsRequest& request, std::string_view series) {
-  const double rounding = request.cv <= kEven ? (1 + kFits) * least_cv(request) : 0;
+  const double rounding = request.cv <= kEvenCv ? (1 + kFits) * least_cv(request) : 0;
   const auto differs = [&](double a, double b) { return std::abs(a - b) > kFits * b + rounding; };
   if (differs(found.cv, request.cv)) {
     return make_error(ErrorCode::kBadInput,
@@ -312,8 +313,8 @@ Expected<Popularity> fit(const CountsRequest& request, const Draws& draws,
       least = distance;
       since = 0;
     }
-    const bool leaves_more = request.drift_may_leave_more && now.lasting < kNoLasting &&
-                             found.lasting_cv > lasting_cv;
+    const bool leaves_more =
+        request.drift_may_leave_more && now.lasting < kNoLasting && found.lasting_cv > lasting_cv;
     if (!request.lasting_cv || leaves_more) {
       now.drifting *= correction(request.cv, found.cv);
     } else {

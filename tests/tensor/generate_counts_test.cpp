@@ -333,8 +333,7 @@ TEST(GenerateCosts, OfAnEvenLoadAreEqualForAnyNumberOfLayers) {
 
 // Seconds that differ between layers and never change.
 Features constant_costs(std::uint32_t steps, std::uint32_t layers) {
-  SparseTensor tensor{
-      .sizes = {steps, layers}, .names = {"step", "layer"}, .indices = {{}, {}}};
+  SparseTensor tensor{.sizes = {steps, layers}, .names = {"step", "layer"}, .indices = {{}, {}}};
   for (std::uint32_t step = 0; step < steps; ++step) {
     for (std::uint32_t layer = 0; layer < layers; ++layer) {
       tensor.indices[0].push_back(step);
