@@ -23,12 +23,12 @@ from ..errors import BadInputError, RankLostError
 from . import checks
 from .channels import Channel, DeviceLane, backend_of, describe, identity_of, reason_for_host
 from .lanes import HostLane
+from .lost import find_lost
 from .sockets import Sockets
 
 Result = TypeVar("Result")
 Replicas = Union[int, DeviceMesh]
 _C10D: Any = dist  # whose stores have no types
-LOST_KEY = "dynmo/lost"
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
 TOLD_S = 5  # how long a rank that cannot go on waits until the others have read why
@@ -64,15 +64,6 @@ def describe_replicas(replicas: Replicas) -> Any:
     if isinstance(replicas, bool) or not isinstance(replicas, int):
         raise BadInputError(f"replicas={replicas!r}, wanted a number or a DeviceMesh of two dimensions")
     return replicas
-
-
-def _ended(pid: int) -> bool:
-    """Returns whether a process of this host has ended. A zombie has."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return True
 
 
 _numbers = itertools.count()
@@ -418,7 +409,7 @@ class Ranks:
             if self._refused:
                 self._disconnect(error)
                 raise BadInputError(self._refused) from error
-            lost = self._find_lost(peer) if self.heard is None else None
+            lost = find_lost(self.places, self.number, peer) if self.heard is None else None
             why = str(error).replace("\n", " ")[:200]
             self._lost = (
                 f"rank {self.number}: rank {lost} is lost ({why}); start again from the newest checkpoint"
@@ -440,36 +431,6 @@ class Ranks:
         group, self._group = self._group, None
         if group is not None:
             dist.destroy_process_group(group)
-
-    def _find_lost(self, peer: Optional[int]) -> Optional[int]:
-        """Returns the rank that was lost first: it has ended, or another rank has named it; else `peer`, the other end of the failed
-        message.
-        """
-        store = dist.distributed_c10d._get_default_store()
-        deadline = time.monotonic() + 1
-        named: Optional[int] = None
-        while named is None:
-            here = socket.gethostname()
-            ended = [rank for rank, (host, pid) in enumerate(self.places) if host == here and rank != self.number and _ended(pid)]
-            said = _read(store)
-            named = said if said is not None else ended[0] if ended else None
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        named = peer if named is None else named
-        if named is not None:
-            try:
-                named = int(store.compare_set(LOST_KEY, "", str(named)))
-            except (RuntimeError, ValueError):
-                pass  # the store's process may be lost, too
-        return named
-
-
-def _read(store: Any) -> Optional[int]:
-    try:
-        return int(store.get(LOST_KEY)) if store.check([LOST_KEY]) else None
-    except (RuntimeError, ValueError):
-        return None
 
 
 class _Work:
