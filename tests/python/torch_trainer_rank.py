@@ -14,7 +14,9 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 
+import dynmo
 import dynmo.torch as dt
+from dynmo.torch import ranks
 from plans import plan_of
 from torch_ranks import refused
 
@@ -37,6 +39,18 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
+class Torn(Rows):
+    """Rows that one rank cannot read to the end."""
+
+    reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        if self.reads > 10 and os.environ["RANK"] == "1":
+            raise OSError("a torn file")
+        return super().__getitem__(index)
+
+
 def padded(rows):
     """Pads to the longest of a batch."""
     pad = torch.nn.utils.rnn.pad_sequence
@@ -53,6 +67,21 @@ class Moves(TrainerCallback):
     def on_step_end(self, args, state, control, **others):
         if state.global_step == 3 and self.trainer.pipe.ranks > 1:
             assert self.trainer.pipe.move_to(plan_of([2, 4], owners=[1, 0])).done
+
+
+class Fails(TrainerCallback):
+    """Calls `fail` behind the second step, on one rank or on all."""
+
+    def __init__(self, fail, ranks=("1",)):
+        self.fail, self.ranks = fail, ranks
+
+    def on_step_end(self, args, state, control, **others):
+        if state.global_step == 2 and os.environ["RANK"] in self.ranks:
+            self.fail(others["model"])
+
+
+def full_disk(model):
+    raise OSError("a full disk")
 
 
 class Keeps(TrainerCallback):
@@ -116,6 +145,54 @@ def unwritable(folder):
         refused(f"rank 0: writing {what} ends with ", trainer.train)
 
 
+def failures_of_one_rank(folder, trainer):
+    """Its own line is the reason with which the other one ends, long before the pipeline's timeout."""
+
+    def make(name, more, **changed):
+        changed = {"max_steps": 3, "eval_strategy": "no", "save_strategy": "no", **changed}
+        return make_trainer(dt.PipelineTrainer, folder / name, {"pipeline": {"timeout_s": 60}, **more}, **changed)
+
+    torn, full = make("torn", {"train_dataset": Torn(21, 1)}), make("full", {"callbacks": [Fails(full_disk)]})
+    asks = make("asks", {"callbacks": [Fails(lambda model: model.state_dict())]})
+    early = make("early", {"eval_dataset": Torn(21, 2)}, eval_strategy="steps", eval_steps=1)
+    absent = make("absent", {})
+    checkpoint = folder / "plain" / f"checkpoint-{RESUMED}" if os.environ["RANK"] == "0" else folder / "nowhere"
+    for own, line, call in (
+        (OSError, "OSError: a torn file", torn.train),
+        (OSError, "OSError: a full disk", full.train),
+        (dynmo.BadInputError, "state_dict: ", asks.train),  # all ranks could have refused it, but one alone has asked
+        (OSError, "OSError: a torn file", early.train),
+        (OSError, "OSError: a torn file", lambda: trainer.evaluate(Torn(21, 2))),
+        (ValueError, "ValueError: ", lambda: absent.train(resume_from_checkpoint=str(checkpoint))),  # before there is a pipeline
+    ):
+        with mock.patch.object(ranks, "ALONE_S", 0.1):
+            if os.environ["RANK"] == "0":
+                refused(f"rank 1: {line}", call, str.startswith)
+                continue
+            try:
+                call()
+            except own as error:
+                assert line.endswith(": ") or line.endswith(str(error)), error
+            else:
+                raise AssertionError(f"no {line}")
+
+
+def failures_of_all_ranks(folder):
+    """None waits for another, so that the pipeline goes on."""
+    fails = Fails(full_disk, ("0", "1"))
+    trainer = make_trainer(dt.PipelineTrainer, folder / "all", {"callbacks": [fails]}, eval_strategy="no", save_strategy="no")
+    with mock.patch.object(ranks, "ALONE_S", 60):
+        for _ in range(2):
+            try:
+                trainer.train()
+            except OSError as error:
+                assert str(error) == "a full disk", error
+            else:
+                raise AssertionError("no error")
+    trainer.evaluate()
+    trainer.save_model()
+
+
 def run_tied(kind, out, **resumed):
     """Runs a tied model. Returns what it has before the step from which it is resumed, and at the end."""
     keeps = Keeps()
@@ -164,6 +241,8 @@ def main(folder):
     torch.save(result, folder / f"rank-{rank}.pt")
     refusals(folder, again, rank)
     unwritable(folder)
+    failures_of_all_ranks(folder)
+    failures_of_one_rank(folder, again)
 
 
 if __name__ == "__main__":

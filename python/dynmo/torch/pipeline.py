@@ -21,7 +21,7 @@ from .log import close_log, describe_group, open_log
 from .marks import Marks
 from .move import Moved, Mover, release_others
 from .program import APART, Plan, Program, make_program, read_plan
-from .ranks import Ranks, Replicas, describe_replicas
+from .ranks import TIMEOUT_S, Ranks, Replicas, describe_replicas
 from .record import Outputs, Record
 from .reduction import Reduced, Reduction
 from .sequence import Between, Sequential
@@ -93,12 +93,13 @@ class Pipeline:
         log: Optional[saving.Path] = None,
         log_level: str = "info",
         seed: Optional[int] = None,
-        timeout_s: float = 1800,
+        timeout_s: float = TIMEOUT_S,
         lane: str = "auto",
         joins: bool = False,
+        _ranks: Optional[Ranks] = None,
     ) -> None:
         self.optimizer = optimizer
-        self._ranks = Ranks(timeout_s)
+        self._ranks = Ranks(timeout_s) if _ranks is None else _ranks
         self._joins = joins
         if joins and self._ranks.world > 1:
             raise BadInputError(f"joins=True in a group of {self._ranks.world} ranks, wanted a process of its own, without a launcher")

@@ -32,6 +32,9 @@ _C10D: Any = dist  # whose stores have no types
 REFUSED_KEY = "dynmo/refused"
 MAX_GIVEN = 120  # longer values are not printed
 TOLD_S = 5  # how long a rank that cannot go on waits until the others have read why
+ALONE_S = 3  # how long a rank with an error waits for all others to have one, too
+ALL = "all"
+TIMEOUT_S = 1800  # longest wait for a message, unless a caller chooses another
 ABORT_TAG = 1 << 28  # of messages that are never sent
 STORE_S = 0.5  # timeout of the first try to reach a store, doubled for each next one; TCPStore tries twice
 MAX_SAID = 300  # characters of an exception that is not ours
@@ -99,6 +102,7 @@ class Ranks:
         self._lost = ""
         self._refused = ""  # refusal of any rank in the middle of a step
         self._agreed: Optional[BaseException] = None  # newest refusal that all ranks know
+        self._raised = 0  # how often all ranks have raised errors of their own
         self._key = f"{REFUSED_KEY}/{next(_numbers)}"  # equal on all ranks, which make their groups in one order
         self._began = False  # whether this object has begun torch.distributed
         self._timeout_s = self._limit_s = timeout_s
@@ -193,6 +197,7 @@ class Ranks:
         self._limit_s = min(timeout_s, self._timeout_s)
         limit = timedelta(seconds=self._limit_s)
         self._lost = self._refused = ""
+        self._raised = 0
 
         def begin() -> None:
             # The store was opened before ranks got its address. If its process has ended since, TCPStore would retry until its timeout.
@@ -358,7 +363,7 @@ class Ranks:
 
         Does nothing for an error that all ranks have raised together, or if a rank is lost, which may be its cause.
         """
-        if self.world == 1 or error is self._agreed or self._group is None or self.heard is not None and self.heard():
+        if self._is_known(error):
             return
         self._refused = f"rank {self.number}: {one_line(error)}"
         with contextlib.suppress(RuntimeError):
@@ -368,6 +373,30 @@ class Ranks:
             deadline = time.monotonic() + TOLD_S
             while store.add(f"{self._key}/read", 0) < self.world - 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
+
+    def tell_if_alone(self, error: Exception) -> None:
+        """Like `tell`, for an error between two steps, such as one of the caller's own code.
+
+        If all ranks raise an error, no rank waits for another. The group then stays usable.
+        """
+        if self._is_known(error):
+            return
+        with contextlib.suppress(RuntimeError):
+            store: Any = dist.distributed_c10d._get_default_store()
+            key = f"{self._key}/raised/{self._raised}"
+            verdict = ALL if store.add(f"{key}/ranks", 1) == self.world else str(self.number)
+            deadline = time.monotonic() + ALONE_S
+            while verdict != ALL and not store.check([key]) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if store.compare_set(key, "", verdict).decode() == ALL:  # the first verdict holds on all ranks
+                self._raised += 1
+                return
+        self.tell(error)
+
+    def _is_known(self, error: Exception) -> bool:
+        """Returns whether all ranks have this error, or know why this one cannot continue. None can be told without a group."""
+        alone = self.world == 1 or self._group is None or not dist.is_initialized()
+        return alone or error is self._agreed or self.heard is not None and self.heard()
 
     def refusal(self, error: Exception) -> str:
         """Returns the line with which all ranks end after this error, or ""."""

@@ -6,9 +6,10 @@ of a step's gradient accumulation are its micro-batches.
 """
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
 import torch
@@ -20,6 +21,7 @@ from .batches import ITEMS
 from .device import CPU, to_device
 from .live import Move
 from .pipeline import Pipeline
+from .ranks import TIMEOUT_S, Ranks
 from .start import copy_ties, tied_optimizer
 
 try:
@@ -75,15 +77,17 @@ class PipelineTrainer(Trainer):
     `gradient_accumulation_steps` is the number of micro-batches. `pipeline` has options of Pipeline: plan, schedule, balance, balancer,
     run, metrics, metrics_port, peak_flops, log, log_level, seed, timeout_s, lane. `pipe` is the Pipeline, from the first call of train()
     on. `moves` are the moves that it made. A checkpoint has weights as the Trainer writes them, and in its folder `pipeline` the state for
-    any number of ranks.
+    any number of ranks. If one rank alone raises an error in train(), evaluate() or predict(), the others raise BadInputError with its line.
     """
 
     def __init__(self, *arguments: Any, pipeline: Optional[Mapping[str, Any]] = None, **named: Any) -> None:
         self.pipe: Optional[Pipeline] = None
         self.moves: list[Move] = []
+        self._ranks: Optional[Ranks] = None  # those of `pipe`, or of the one that train() is about to make
         self._options = dict(pipeline or {})
         self._losses: list[Tensor] = []  # of micro-batches that training_step() has yet to return
         self._samples: list[Any] = []
+        self._tells = True  # whether a call tells its error; False inside of another one
         self._piped = False  # whether a batch for the pipeline is being prepared
         if unknown := sorted(self._options.keys() - set(OPTIONS)):
             raise BadInputError(f"pipeline: {unknown[0]}, wanted {', '.join(OPTIONS)}")
@@ -128,11 +132,37 @@ class PipelineTrainer(Trainer):
 
     # --- Training. ---
 
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tells the other ranks if this one alone raises an error inside, such as one of its data or of a callback. They would wait for it.
+
+        Before the first train() ranks have no group, so that none can be told. They evaluate without messages, and train() waits for all.
+        """
+        told, self._tells = self._tells, False
+        try:
+            yield
+        except Exception as error:
+            if told and self._ranks is not None:
+                self._ranks.tell_if_alone(error)
+            raise
+        finally:
+            self._tells = told
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        if self._wants_pipe() or self.model_init is not None:  # ranks have a group before one of them reads its files
+            self._ranks = Ranks(self._options.get("timeout_s", TIMEOUT_S))
+        with self._telling():
+            return super().train(*arguments, **named)
+
+    def _wants_pipe(self) -> bool:
+        """Returns whether the next step needs a new pipeline."""
+        return self.pipe is None or self.pipe.module is not self.model
+
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        if training and (self.pipe is None or self.pipe.module is not self.model):
+        if training and self._wants_pipe():
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
             steps, micro_batches = self.state.max_steps, self.args.gradient_accumulation_steps
-            self.pipe = Pipeline(self.model, optimizer, micro_batches=micro_batches, steps=steps, **self._options)
+            self.pipe = Pipeline(self.model, optimizer, micro_batches=micro_batches, steps=steps, _ranks=self._ranks, **self._options)
             if self._options.get("balancer") == "search" or self.pipe.plan.schedule in FIXED:
                 raise BadInputError(
                     f"pipeline: balancer search and the schedules {', '.join(FIXED)} want {micro_batches} micro-batches in all steps, but "
@@ -208,11 +238,19 @@ class PipelineTrainer(Trainer):
 
     # --- Evaluation. ---
 
+    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
+        with self._telling():
+            return super().evaluate(*arguments, **named)
+
+    def predict(self, *arguments: Any, **named: Any) -> Any:
+        with self._telling():
+            return super().predict(*arguments, **named)
+
     def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         if self.pipe is None or _is_here(self.model):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         if not prediction_loss_only:
-            raise BadInputError("Trainer: predict() wants the logits, which lie on the last rank, wanted prediction_loss_only=True")
+            raise self.pipe._ranks.agreed("Trainer: predict() wants the logits, which lie on the last rank, wanted prediction_loss_only=True")
         with self.accelerator.autocast():
             loss = self.pipe.evaluate([self._part(inputs, self._get_num_items_in_batch([inputs], CPU))])
         return to_device(loss, self.args.device), None, None
