@@ -7,6 +7,7 @@ import copy
 import os
 import pathlib
 import runpy
+import shutil
 import sys
 from unittest import mock
 
@@ -118,10 +119,17 @@ def result_of(trainer):
 
 def refusals(folder, trainer, rank):
     """Settings in which ranks differ, and what no pipeline does."""
-    refused(
-        "rank 1 has another TrainingArguments.save_steps than rank 0: 6, on rank 0 5",
-        lambda: make_trainer(dt.PipelineTrainer, folder / "refused", save_steps=5 + rank).train(),
-    )
+    unlike = make_trainer(dt.PipelineTrainer, folder / "refused", save_steps=5 + rank)
+    for _ in range(2):  # the first refusal leaves nothing with which the ranks would go on
+        refused("rank 1 has another TrainingArguments.save_steps than rank 0: 6, on rank 0 5", unlike.train)
+    saved, part = folder / "piped" / f"checkpoint-{RESUMED}", folder / f"part-{rank}"
+    shutil.copytree(saved, part, ignore=shutil.ignore_patterns("pipeline") if rank == 1 else None)
+    for line, checkpoint in {
+        "list of files in the checkpoint than rank 0: ['scheduler.pt'], on rank 0 ['pipeline', 'scheduler.pt']": part,
+        f"step to begin with than rank 0: {RESUMED}, on rank 0 0": saved if rank == 1 else None,
+    }.items():
+        resumed = make_trainer(dt.PipelineTrainer, folder / "refused")
+        refused(f"rank 1 has another {line}", lambda: resumed.train(resume_from_checkpoint=checkpoint and str(checkpoint)))
     for name, value in {"label_smoothing_factor": 0.1, "load_best_model_at_end": True, "neftune_noise_alpha": 5.0, "auto_find_batch_size": True}.items():
         changed = {name: value, "save_steps": 4, "metric_for_best_model": "loss"}
         refused(f"TrainingArguments: {name}=", lambda changed=changed: make_trainer(dt.PipelineTrainer, folder / "refused", **changed))

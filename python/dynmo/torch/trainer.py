@@ -26,7 +26,7 @@ from .start import copy_ties, tied_optimizer
 
 try:
     from transformers import Trainer
-    from transformers.trainer import SCHEDULER_NAME
+    from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 except ImportError as _error:
     raise ImportError("dynmo.torch.PipelineTrainer: transformers is missing, wanted 5: pip install 'transformers[torch]'") from _error
 
@@ -159,19 +159,29 @@ class PipelineTrainer(Trainer):
         return self.pipe is None or self.pipe.module is not self.model
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        if training and self._wants_pipe():
-            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-            steps, micro_batches = self.state.max_steps, self.args.gradient_accumulation_steps
-            self.pipe = Pipeline(self.model, optimizer, micro_batches=micro_batches, steps=steps, _ranks=self._ranks, **self._options)
-            if self._options.get("balancer") == "search" or self.pipe.plan.schedule in FIXED:
-                raise BadInputError(
-                    f"pipeline: balancer search and the schedules {', '.join(FIXED)} want {micro_batches} micro-batches in all steps, but "
-                    "evaluation and the end of the data have fewer, wanted 1f1b, gpipe, zb-h1 or zb-v"
-                )
-            arguments: Any = self.args
-            told = {f"TrainingArguments.{name}": repr(value) for name, value in arguments.to_dict().items() if name not in OF_A_RANK}
-            self.pipe._ranks.agree(told)
+        if training:
+            self._compare()
+            if self._wants_pipe():
+                self.pipe = self._make_pipe()
         return _Whole(self)
+
+    def _compare(self) -> None:
+        """Raises BadInputError on all ranks if they begin train() with unlike arguments or steps."""
+        arguments: Any = self.args
+        told = {f"TrainingArguments.{name}": repr(value) for name, value in arguments.to_dict().items() if name not in OF_A_RANK}
+        assert self._ranks is not None
+        self._ranks.agree({**told, "step to begin with": self.state.global_step, "number of steps": self.state.max_steps})
+
+    def _make_pipe(self) -> Pipeline:
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        steps, micro_batches = self.state.max_steps, self.args.gradient_accumulation_steps
+        pipe = Pipeline(self.model, optimizer, micro_batches=micro_batches, steps=steps, _ranks=self._ranks, **self._options)
+        if self._options.get("balancer") == "search" or pipe.plan.schedule in FIXED:
+            raise BadInputError(
+                f"pipeline: balancer search and the schedules {', '.join(FIXED)} want {micro_batches} micro-batches in all steps, but "
+                "evaluation and the end of the data have fewer, wanted 1f1b, gpipe, zb-h1 or zb-v"
+            )
+        return pipe
 
     def _get_dataloader(self, *arguments: Any, **named: Any) -> Any:
         state: Any = self.args.distributed_state
@@ -296,6 +306,8 @@ class PipelineTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: Optional[str]) -> None:
         if checkpoint is None or self.pipe is None:
             return
+        found = [name for name in (FOLDER, OPTIMIZER_NAME, SCHEDULER_NAME) if os.path.exists(os.path.join(checkpoint, name))]
+        self.pipe._ranks.agree({"list of files in the checkpoint": found})  # without a file a rank would go on with a new state
         if not os.path.isdir(os.path.join(checkpoint, FOLDER)):  # written by the Trainer itself
             optimizer: Any = self.optimizer
             with tied_optimizer(self.pipe._split, getattr(optimizer, "optimizer", optimizer)):
