@@ -400,7 +400,7 @@ TEST(Persistence, HasTheHalfLifeThatAPassForEachLagFinds) {
   EXPECT_GT(found, 100);
 }
 
-// A pass for each of 43,418 lags takes most of a minute.
+// A pass for each of 43,418 lags would take 20 billion products.
 TEST(Persistence, OfALongRecordingIsFoundToo) {
   constexpr std::uint32_t kSteps = 480000;
   constexpr double kPeriod = 240000;

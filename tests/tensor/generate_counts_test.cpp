@@ -225,9 +225,9 @@ TEST(GenerateCounts, OfAnEvenLoadAreAsEqualAsWholeNumbersCanBe) {
                                 .autocorrelation = 0.9};
     const auto features = features_of_counts(request);
     ASSERT_TRUE(features) << experts << ": " << features.error().message;
-    const auto least = static_cast<double>(500 / experts);
-    EXPECT_EQ(features->values->all.min, least) << experts;
-    EXPECT_LE(features->values->max, least + 1) << experts;
+    const std::int64_t least = 500 / experts;
+    EXPECT_EQ(features->values->all.min, static_cast<double>(least)) << experts;
+    EXPECT_LE(features->values->max, static_cast<double>(least + 1)) << experts;
     EXPECT_EQ(features->along->autocorrelation, 0) << experts;
   }
 }
