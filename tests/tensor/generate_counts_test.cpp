@@ -354,7 +354,7 @@ TEST(GenerateCosts, LikeFeaturesWithThePersistenceOfLayersAreRefused) {
 }
 
 TEST(GenerateCosts, LikeALoadThatNeverChangesDoNotChangeEither) {
-  for (const std::uint32_t steps : {1, 7, 10, 50, 333}) {
+  for (const std::uint32_t steps : {1U, 7U, 10U, 50U, 333U}) {
     const Features features = constant_costs(steps, 12);
     const auto like = costs_request_like(features);
     ASSERT_TRUE(like) << like.error().message;
