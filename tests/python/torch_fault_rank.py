@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch_fault_rank.py PLACE RANK: two blocks a rank; rank RANK is killed at PLACE in the third step, or a byte is damaged."""
+"""torch_fault_rank.py PLACE RANK: two blocks a rank; rank RANK is killed at PLACE in the third step, or a byte is damaged.
+
+Or it tells an error, with a store or without one.
+"""
 import os
 import sys
 import time
+from unittest import mock
 
+import torch
 import torch.distributed as dist
 
 import dynmo
@@ -42,8 +47,44 @@ def wait_until_all_have_noticed():
         pass  # rank 0 has ended: it is the victim, or has seen that all have noticed
 
 
+class Gone:
+    """A store whose process is lost."""
+
+    def set(self, key, value):
+        raise RuntimeError("connection reset by peer")
+
+    add = set
+
+
+def tell(place, victim):
+    """A sum is on the way, and ahead of it arrives a message whose receive has ended with the error."""
+    group, store = ranks.Ranks(20), dist.distributed_c10d._get_default_store()
+    cells, message = torch.zeros(4), torch.ones(4)
+    if group.number == victim:
+        begun = group.receive(message, 0, 1), group.begin_sum(cells)  # kept, as by the frames of a step
+        dropped = ranks._Work.drop
+        found = Gone() if place == "told without a store" else store
+        with mock.patch.object(dist.distributed_c10d, "_get_default_store", lambda: found):
+            with mock.patch.object(ranks._Work, "drop", lambda work: (dropped(work), store.set("dropped", ""))):
+                group.tell(OSError("one rank's own"))
+        store.wait(["noticed"])
+        del begun
+        return
+    store.wait(["dropped"])
+    try:
+        group.send(message, victim, 1)
+        group.sum(cells)
+    except dynmo.DynmoError as error:
+        print(f"{type(error).__name__}: {error}")
+        assert "imed out" not in str(error.__cause__), error.__cause__
+    store.set("noticed", "")
+
+
 def main(place, victim):
     victim, case = int(victim), {"family": "llama", "micro_batches": 4}
+    if place.startswith("told"):
+        tell(place, victim)
+        return
     pipe = make_pipe(case, plan=cut(1))
     now = [0]
     if dist.get_rank() == victim and place in PLACES:

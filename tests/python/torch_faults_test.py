@@ -31,6 +31,15 @@ class Faults(RankCase):
                 print(f"{place}: the others ended {time.monotonic() - killed:.2f} s after rank {victim}")
         print(f"the slowest of all took {slowest:.2f} s")
 
+    def test_an_error_that_a_rank_tells_ends_the_others(self):
+        """Its process goes on until they have noticed, which is long before the group's timeout."""
+        for place, line in {"told": "BadInputError: rank 1: OSError: one rank's own", "told without a store": "RankLostError: rank 0: "}.items():
+            with self.subTest(place=place):
+                processes = self.start(2, "torch_fault_rank.py", place, 1)
+                said = [process.communicate(timeout=200)[0] for process in processes]
+                self.assertEqual([process.returncode for process in processes], [0, 0], said)
+                self.assertIn(line, said[0])
+
     def test_a_damaged_byte_leaves_the_old_plan(self):
         processes = self.start(2, "torch_fault_rank.py", "damage", 0)
         said = [process.communicate(timeout=200)[0] for process in processes]

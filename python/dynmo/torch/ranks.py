@@ -170,18 +170,22 @@ class Ranks:
         return self._group
 
     def abort(self) -> None:
-        """Ends the connections of the group, so that calls that wait for a rank raise. Any thread may call it.
-
-        After a failed sum whose message still arrives, Gloo does not notice that the connection ends. A wait that times out closes all of
-        them.
-        """
+        """Ends the connections of the group, so that calls that wait for a rank raise. Any thread may call it."""
         self._sockets.shut_down()
+        self._fail_messages()
+        self._abort_channels("the group is given up")
+
+    def _fail_messages(self) -> None:
+        """Makes all messages of the group fail by a wait that times out, upon which Gloo closes all connections.
+
+        Gloo reads no further if a message arrives whose receive is gone. It then neither notices the end of that connection nor ends a sum
+        that goes over it.
+        """
         group = self._group
         for peer in range(self.world):
             if group is not None and peer != self.number:
                 with contextlib.suppress(RuntimeError):
                     group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
-        self._abort_channels("the group is given up")
 
     def reform(
         self, number: int, rows: list[list[int]], address: str, port: int, name: str, timeout_s: float, store_s: float
@@ -366,10 +370,11 @@ class Ranks:
         if self._is_known(error):
             return
         self._refused = f"rank {self.number}: {one_line(error)}"
-        with contextlib.suppress(RuntimeError):
-            store = dist.distributed_c10d._get_default_store()
+        store: Any = dist.distributed_c10d._get_default_store()
+        with contextlib.suppress(RuntimeError):  # the store's process may be lost, too
             store.set(self._key, self._refused)
-            self._disconnect(error)
+        self._disconnect(error)
+        with contextlib.suppress(RuntimeError):
             deadline = time.monotonic() + TOLD_S
             while store.add(f"{self._key}/read", 0) < self.world - 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -454,6 +459,7 @@ class Ranks:
         Gloo has no call for that. It closes connections when nothing refers to the group, its requests, or a frame with one of them.
         """
         self._abort_channels("the group is given up")
+        self._fail_messages()  # the group's end waits for sums
         traceback.clear_frames(error.__traceback__)
         for work in list(self._works):
             work.drop()
