@@ -48,6 +48,7 @@ SETTINGS = (
     ({"frozen": True}, "rank 1 has another initial value or requires_grad flag in layer head"),
     ({"config": {"attention_dropout": 0.1}}, "rank 1 has another dropout than rank 0: True, on rank 0 False"),
     ({"config": {"num_hidden_layers": 5}}, "rank 1 has another number of parameters in optimizer group 0 than rank 0: 48, on rank 0 39"),
+    ({"metrics": ("tensorboard",)}, "rank 1: metrics=('tensorboard',) without run, wanted run=FOLDER"),
     ({"compiled": True}, "rank 1: model: the model is compiled by torch.compile"),
 )
 

@@ -109,7 +109,7 @@ class Pipeline:
             "replicas": describe_replicas(replicas), **start.describe_optimizer(optimizer), "run": run is not None,
         },))
         self._ranks.divide(1 if joins else replicas)
-        self._outputs = Outputs(run, metrics, metrics_port, peak_flops)
+        self._outputs = self._ranks.attempt("Pipeline: its files", lambda: (Outputs(run, metrics, metrics_port, peak_flops), {}))
         checks.check_count("micro_batches", micro_batches, 1)
         checks.check_count("accumulation", accumulation, 1)
         checks.check_count("steps", steps, 0)
