@@ -4,8 +4,12 @@ import itertools
 import signal
 import time
 import unittest
+from unittest import mock
+
+import torch.distributed as dist
 
 import torch_cases
+from dynmo.torch import lost
 from drawn import drawn
 from torch_support import ALL, RankCase
 
@@ -30,6 +34,14 @@ class Faults(RankCase):
                 slowest = max(slowest, time.monotonic() - killed)
                 print(f"{place}: the others ended {time.monotonic() - killed:.2f} s after rank {victim}")
         print(f"the slowest of all took {slowest:.2f} s")
+
+    def test_a_process_of_another_machine_has_not_ended_here(self):
+        """Machines and containers with one host name have processes of their own."""
+        absent = 2**30  # more than any process number
+        places = [("host", 1, lost.process_space()), ("host", absent, "another machine"), ("host", absent, lost.process_space())]
+        with mock.patch.object(dist.distributed_c10d, "_get_default_store", dist.HashStore), mock.patch.object(lost, "LOOK_S", 0.1):
+            self.assertEqual(lost.find_lost(places, 0, 1), 2)
+            self.assertEqual(lost.find_lost(places[:2], 0, None), None)
 
     def test_an_error_that_a_rank_tells_ends_the_others(self):
         """Its process goes on until they have noticed, which is long before the group's timeout."""

@@ -60,7 +60,7 @@ class _Appending(logging.Handler):
 
 def describe_group(ranks: Ranks, plan: Plan) -> str:
     """Describes a group that begins, for the log. Omits the hosts after a loss, because ranks then have other numbers."""
-    places = ", ".join(f"{rank} on {host} (process {pid})" for rank, (host, pid) in enumerate(ranks.places))
+    places = ", ".join(f"{rank} on {host} (process {pid})" for rank, (host, pid, _) in enumerate(ranks.places))
     replicas = f", replica {ranks.replica} of {ranks.replicas}" if ranks.replicas > 1 else ""
     whole = f"; ranks {places}" if len(ranks.places) == ranks.world else ""
     way = f"; {ranks.way}" if ranks.way else ""

@@ -2,7 +2,7 @@
 """Finds the rank that was lost first, after a message of a group has failed."""
 from __future__ import annotations
 
-import socket
+import os
 import time
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -13,17 +13,29 @@ LOST_KEY = "dynmo/lost"
 LOOK_S = 1.0  # longest wait for a process of this host to end, or for another rank to name one
 
 
-def find_lost(places: Sequence[tuple[str, int]], number: int, peer: Optional[int]) -> Optional[int]:
+Place = tuple[str, int, str]  # host, process and process space of a rank
+
+
+def process_space() -> str:
+    """Returns what tells processes with this one's numbers from others, or "". Machines and containers may share a host name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def find_lost(places: Sequence[Place], number: int, peer: Optional[int]) -> Optional[int]:
     """Returns the rank that was lost first: it has ended, or another rank has named it; else `peer`, the other end of the failed message.
 
-    `places` are the host and the process of each rank. `number` is this rank.
+    `number` is this rank.
     """
     store = dist.distributed_c10d._get_default_store()
     deadline = time.monotonic() + LOOK_S
     named: Optional[int] = None
+    here = process_space()
     while named is None:
-        here = socket.gethostname()
-        ended = [rank for rank, (host, pid) in enumerate(places) if host == here and rank != number and _ended(pid)]
+        ended = [rank for rank, (_, pid, space) in enumerate(places) if space and space == here and rank != number and _ended(pid)]
         said = _read(store)
         named = said if said is not None else ended[0] if ended else None
         if time.monotonic() > deadline:

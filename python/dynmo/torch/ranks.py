@@ -23,7 +23,7 @@ from ..errors import BadInputError, RankLostError
 from . import checks
 from .channels import Channel, DeviceLane, backend_of, describe, identity_of, reason_for_host
 from .lanes import HostLane
-from .lost import find_lost
+from .lost import Place, find_lost, process_space
 from .sockets import Sockets
 
 Result = TypeVar("Result")
@@ -97,7 +97,7 @@ class Ranks:
         self._lane: Union[HostLane, DeviceLane] = HostLane()
         self._device, self._wanted_lane = torch.device("cpu"), LANES[0]
         self._group: Optional[dist.ProcessGroup] = None
-        self.places: list[tuple[str, int]] = []
+        self.places: list[Place] = []
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._lost = ""
         self._refused = ""  # refusal of any rank in the middle of a step
@@ -118,7 +118,7 @@ class Ranks:
             self.number, self.world = self.rank, self.size = dist.get_rank(), dist.get_world_size()
             with self._sockets.opening():
                 self._group = _new_group(timedelta(seconds=timeout_s))
-            self.places = self.gather((socket.gethostname(), os.getpid()))
+            self.places = self.gather((socket.gethostname(), os.getpid(), process_space()))
         self._lay_out([list(range(self.world))])
         self.members = list(range(self.world))  # the member number of each rank
         self.highest = self.world - 1  # highest member number so far
