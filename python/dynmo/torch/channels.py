@@ -26,6 +26,7 @@ from torch import Tensor
 from .device import to_device
 from .lanes import Group, HostLane
 from .layers import Tie
+from .lost import boot_id
 from .program import Plan
 from .sockets import Sockets
 
@@ -76,12 +77,10 @@ def identity_of(device: torch.device) -> str:
     """Returns a name of this device that is unique in the job, or "" if it is unknown."""
     try:
         properties = torch.get_device_module(device).get_device_properties(device)
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            host = file.read().strip()
-    except (AttributeError, OSError, RuntimeError):
+    except (AttributeError, RuntimeError):
         return ""
-    name = str(getattr(properties, "uuid", ""))
-    return f"{host} {name}" if name else ""
+    host, name = boot_id(), str(getattr(properties, "uuid", ""))
+    return f"{host} {name}" if host and name else ""
 
 
 def backend_of(device: torch.device) -> str:

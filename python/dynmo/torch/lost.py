@@ -16,11 +16,20 @@ LOOK_S = 1.0  # longest wait for a process of this host to end, or for another r
 Place = tuple[str, int, str]  # host, process and process space of a rank
 
 
-def process_space() -> str:
-    """Returns what tells processes with this one's numbers from others, or "". Machines and containers may share a host name."""
+def boot_id() -> str:
+    """Returns what processes of one machine share until it restarts, or ""."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def process_space() -> str:
+    """Returns what tells processes with this one's numbers from others, or "". Machines and containers may share a host name."""
+    boot = boot_id()
+    try:
+        return boot and f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 
