@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "dynmo/kernels/loops.h"
-#include "dynmo/kernels/parallel.h"
+#include "dynmo/kernels/parallel_impl.h"
 #include "dynmo/kernels/products.h"
 #include "dynmo/kernels/ragged_attention.h"
 

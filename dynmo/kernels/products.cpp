@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dynmo/core/check.h"
-#include "dynmo/kernels/parallel.h"
+#include "dynmo/kernels/parallel_impl.h"
 #include "dynmo/kernels/processor.h"
 
 // libtorch_cpu.so exports these functions of its BLAS, with Fortran's interface: columns first,

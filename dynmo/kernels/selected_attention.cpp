@@ -16,7 +16,7 @@
 #include "dynmo/kernels/attention_blocks_impl.h"
 #include "dynmo/kernels/attention_impl.h"
 #include "dynmo/kernels/generic_selection.h"
-#include "dynmo/kernels/parallel.h"
+#include "dynmo/kernels/parallel_impl.h"
 
 namespace dynmo::kernels {
 namespace {

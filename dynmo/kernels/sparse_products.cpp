@@ -11,7 +11,7 @@
 
 #include "dynmo/core/check.h"
 #include "dynmo/cost/product_fit.h"
-#include "dynmo/kernels/parallel.h"
+#include "dynmo/kernels/parallel_impl.h"
 
 namespace dynmo::kernels::sparse {
 namespace {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 
 #include "dynmo/kernels/host_memory.h"
 #include "dynmo/kernels/loops.h"
 #include "dynmo/kernels/operations.h"
-#include "dynmo/kernels/parallel.h"
 #include "dynmo/model/expert_rows_impl.h"
+
+#if defined(__GNUC__) && !defined(__clang__) && !defined(_OPENMP)
+#error "one thread only: make this file one of dynmo_parallel in CMakeLists.txt"
+#endif
 
 namespace dynmo::model {
 namespace {
