@@ -28,7 +28,6 @@ namespace {
 
 // Time for a change between groups whose ranks are all running. The first group waits longer.
 constexpr std::chrono::milliseconds kChangeTime{20000};
-constexpr std::chrono::seconds kSurviveTime{60};     // for all ranks that are left to meet again
 constexpr std::chrono::minutes kLongWork{30};        // of a rank for which the others wait
 constexpr std::chrono::milliseconds kLookTime{2};    // between two checks of the survivors
 constexpr std::chrono::milliseconds kAskTime{1000};  // for one process to answer

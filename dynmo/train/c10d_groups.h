@@ -32,6 +32,10 @@ namespace dynmo::train {
 
 [[nodiscard]] c10d::MeetingPlace meeting_place(const elastic::Place& place);
 
+// Time after a loss for all ranks that are left to meet again. It adds to pipeline.timeout_s while
+// all missing ranks answer, because they may work for so long before they notice the loss.
+inline constexpr std::chrono::seconds kSurviveTime{60};
+
 // Limits that follow from pipeline.timeout_s and elastic.silence_s. If a run can continue without a
 // hung rank, that rank ends before the others stop waiting for it.
 struct MessageLimits {

@@ -78,10 +78,11 @@ std::string moved_with(const std::string& log, const std::filesystem::path& from
   return inside.empty() || *inside.begin() == ".." ? log : (to / inside).string();
 }
 
-// Returns the time to wait for another leader after a killed one. The other ranks need at most
-// pipeline.timeout_s and a minute to meet again.
+// Returns the time to wait for another leader after a killed one: a little more than the other
+// ranks may need to meet again.
 std::chrono::seconds next_leader_time(const config::Config& config) {
-  return std::chrono::seconds(70 + std::llround(config.pipeline.timeout_s));
+  constexpr std::chrono::seconds kMore{10};
+  return kSurviveTime + kMore + std::chrono::seconds(std::llround(config.pipeline.timeout_s));
 }
 
 // Sets `where` to the leader to ask next, after one said `said`. Returns false if there is none.
