@@ -2,7 +2,7 @@
 #pragma once
 
 // Checks that each flag and each key of a config that is given has an effect. The condition under
-// which a key acts stands beside it (TomlKey::acts_if). Checks, messages and pages follow it.
+// which a key acts is part of it (TomlKey::acts_if). Checks, messages and pages follow it.
 
 #include <functional>
 #include <initializer_list>

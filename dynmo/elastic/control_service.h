@@ -85,7 +85,7 @@ class ControlService {
   process::LineServer::Answer on_line(process::ClientId client, std::string_view line);
   process::LineServer::Answer on_join(process::ClientId client, const Request& request);
   void gone(process::ClientId client);
-  void lose(process::ClientId client);    // like gone(), under the lock
+  void lose(process::ClientId client);    // of a client that has left, under the lock
   void forget(process::ClientId client);  // under the lock
   void note_waiting();                    // sets waiting_
   [[nodiscard]] Reply over() const;       // answer when another rank leads, or none

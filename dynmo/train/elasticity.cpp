@@ -117,8 +117,9 @@ void Elasticity::answer_checkpoints(const GroupRun& group) {
 Expected<elastic::BoundaryDecision> Elasticity::next(GroupRun& group, bool asked) {
   answer_checkpoints(group);
   // (A change that waits may wait for the hook that runs.)
-  if (leads())
+  if (leads()) {
     add(leader_->poll(changes_.defers() ? elastic::Hooks::kHold : elastic::Hooks::kCall));
+  }
   std::vector<elastic::RankRequest> requests;
   if (asked) {
     elastic::RankRequest mine{.leave = groups_.asked_to_leave()};

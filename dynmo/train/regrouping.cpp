@@ -231,7 +231,7 @@ Expected<Regrouped> Regrouping::commit(Try& attempt, std::unique_ptr<elastic::Le
   const bool leads_now = attempt.next_leader != nullptr;
   if (leads_now) leader = std::move(attempt.next_leader);
   if (leader != nullptr) {
-    // Those that left are released also if a loss interrupts the rest.
+    // Before the rest, which a loss may interrupt: the ranks that left are released all the same.
     const int joined = static_cast<int>(std::ssize(attempt.change.newcomers));
     leader->note_change(before, view_, joined, text);
   }

@@ -14,8 +14,8 @@ namespace {
 
 const Error kWhy = make_error(ErrorCode::kPeerLost, "rank 1 was lost: its process has ended");
 
-// Notes losses after so many steps, until they are too many: how many were noted. Each group begins
-// a step.
+// Notes losses, each after a number of steps, until they are too many. Returns the number of noted
+// losses. Each group begins a step.
 std::size_t noted(Losses& losses, const std::vector<std::int64_t>& reached) {
   for (std::size_t i = 0; i < reached.size(); ++i) {
     losses.begin_step(losses.known().begun + 1);
